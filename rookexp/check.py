@@ -1,0 +1,300 @@
+"""One readable line for a config value that its constructor would not take; nothing is built here.
+
+The signature that `_target_` names is the only schema: `Annotated[float, Gt(0)]`, `Literal[...]`, `int | None`, lists.
+With `_partial_: true` a runtime object may be absent: a positional parameter, or one of a type that YAML cannot write.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import difflib
+import importlib
+import inspect
+import math
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Annotated, Any, Literal, Union
+
+import annotated_types
+
+from rookexp.errors import ConfigError
+
+META_KEYS = ("_target_", "_partial_")
+NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+UNION_ORIGINS = (Union, types.UnionType)
+LIST_ORIGINS = (list, tuple, collections.abc.Sequence, collections.abc.Iterable)
+DICT_ORIGINS = (dict, collections.abc.Mapping)
+SCALARS: dict[Any, str] = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "text",
+    type(None): "null",
+}
+BOUNDS: tuple[tuple[type, str, str], ...] = (
+    (annotated_types.Gt, "gt", ">"),
+    (annotated_types.Ge, "ge", ">="),
+    (annotated_types.Lt, "lt", "<"),
+    (annotated_types.Le, "le", "<="),
+)
+
+
+def check_node(
+    node: Mapping[str, Any], path: str, *, given: Collection[str] = (), also: Mapping[str, Any] | None = None
+) -> None:
+    """Refuses a node, and every node inside it, that its `_target_` would not take.
+
+    `given`: parameters that the caller passes, so that no key may. `also`: types of the node's keys that are for
+    somebody else.
+    Raises: ConfigError naming the full key, the value, what is allowed and the nearest spelling.
+    """
+    if "_target_" in node:
+        partial = node.get("_partial_", False)
+        if not isinstance(partial, bool):
+            raise refusal(f"{path}._partial_", partial, "allowed: true or false")
+        target = locate(node["_target_"], f"{path}._target_")
+        values = {key: value for key, value in node.items() if key not in META_KEYS}
+        check_call(target, values, path, runtime=partial, given=given, also=also or {})
+    for key, value in node.items():
+        check_inside(value, f"{path}.{key}", given)
+
+
+def check_inside(value: Any, path: str, given: Collection[str]) -> None:
+    """Checks the nodes that stand in a mapping or a list."""
+    if isinstance(value, Mapping):
+        check_node(value, path, given=given)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            check_inside(item, f"{path}[{index}]", given)
+
+
+def check_call(
+    target: Callable[..., Any],
+    values: Mapping[str, Any],
+    path: str,
+    *,
+    runtime: bool,
+    given: Collection[str],
+    also: Mapping[str, Any],
+) -> None:
+    """Refuses `values` unless `target(**values)` has every key, no other, and each of the annotated type and range.
+
+    `runtime`: objects may be absent because the caller passes them later. `path` is "" at the top.
+    Raises: ConfigError.
+    """
+    parameters = inspect.signature(target).parameters
+    own = type_hints(target)
+    hints = {n: own.get(n, Any) for n, p in parameters.items() if p.kind in NAMED and n not in given}
+    later = {n for n, hint in hints.items() if runtime and is_object(parameters[n], hint)}
+    needed = {n for n in hints if n not in later and parameters[n].default is inspect.Parameter.empty} | set(also)
+    hints |= also
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    for key, value in values.items():
+        hint = hints.get(key, Any)
+        if key in hints and not fits(value, hint):
+            name, value, hint = misfit(join(path, key), value, hint)
+            near = nearest(value, literal_words(hint)) if isinstance(value, str) else ""
+            raise refusal(name, value, f"allowed: {allowed(hint)}{near}")
+        if key not in hints and not open_ended:
+            keys = [n for n in hints if n not in later]
+            listed = f"allowed {f'in {path}' if path else 'at the top'}: {', '.join(keys) or 'none'}"
+            raise refusal(join(path, key), value, f"no such key; {listed}{nearest(key, keys, join(path, ''))}")
+    for key in hints:
+        if key in needed and key not in values:
+            raise ConfigError(f"{join(path, key)}: missing; allowed: {allowed(hints[key])}")
+
+
+def is_object(parameter: inspect.Parameter, hint: Any) -> bool:
+    """Whether a parameter is for a runtime object: positional, or of a type that YAML cannot write."""
+    if parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+        return True
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return is_object(parameter, args[0])
+    if origin in UNION_ORIGINS:
+        return all(is_object(parameter, arg) for arg in args if arg is not type(None))
+    if origin is Literal or hint is Any or hint in SCALARS:
+        return False
+    if (origin or hint) in LIST_ORIGINS + DICT_ORIGINS:
+        return any(is_object(parameter, arg) for arg in args if arg is not Ellipsis)
+    return True
+
+
+def locate(target: Any, path: str) -> Callable[..., Any]:
+    """What an import path names.
+
+    Raises: ConfigError when there is no such module or no such name in it.
+    """
+    if not isinstance(target, str) or "." not in target:
+        raise refusal(path, target, "allowed: an import path such as rookexp.kl.FixedKL")
+    parts = target.split(".")
+    for cut in range(len(parts) - 1, 0, -1):
+        module_name = ".".join(parts[:cut])
+        try:
+            found: Any = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+                raise  # the module is there; something that it needs is not installed
+            continue
+        for name in parts[cut:]:
+            if not hasattr(found, name):
+                names = [n for n in vars(found) if not n.startswith("_")]
+                raise refusal(path, target, f"no {name!r} in {module_name}{nearest(name, names)}")
+            found = getattr(found, name)
+        if not callable(found):
+            raise refusal(path, target, "not a class or a function")
+        return found
+    raise refusal(path, target, "no such module; allowed: an import path such as rookexp.kl.FixedKL")
+
+
+def type_hints(target: Callable[..., Any]) -> dict[str, Any]:
+    """The annotations of a class's constructor or of a function, with their metadata; {} where it has none."""
+    function = target.__init__ if inspect.isclass(target) else target
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+    except (TypeError, NameError):
+        return {}
+    return {name: hint for name, hint in hints.items() if name != "return"}
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a plain YAML value is one of `hint`; a mapping with `_target_` is whatever it will build."""
+    if hint is Any or hint is inspect.Parameter.empty or isinstance(hint, typing.TypeVar):
+        return True
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return fits(value, args[0]) and (value is None or all(holds(value, rule) for rule in rules(args[1:])))
+    if origin in UNION_ORIGINS:
+        return any(fits(value, arg) for arg in args)
+    if origin is Literal:
+        return any(value == arg and type(value) is type(arg) for arg in args)
+    if isinstance(value, Mapping) and "_target_" in value:
+        return hint not in SCALARS
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if hint in SCALARS:
+        return isinstance(value, type(None) if hint is None else hint)
+    if hint is None:
+        return value is None
+    kind = origin or hint
+    if kind in LIST_ORIGINS:
+        item = args[0] if args else Any
+        return isinstance(value, list) and all(fits(v, item) for v in value)
+    if kind in DICT_ORIGINS:
+        item = args[1] if len(args) == 2 else Any
+        return isinstance(value, Mapping) and all(isinstance(k, str) and fits(v, item) for k, v in value.items())
+    return False  # an object: only a node can give one
+
+
+def misfit(name: str, value: Any, hint: Any) -> tuple[str, Any, Any]:
+    """Name, value and type of the entry that makes a mapping unfit; what was given where it is no mapping."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in DICT_ORIGINS and isinstance(value, Mapping) and len(args) == 2:
+        for key, inner in value.items():
+            if isinstance(key, str) and not fits(inner, args[1]):
+                return misfit(f"{name}.{key}", inner, args[1])
+    return name, value, hint
+
+
+def rules(metadata: Iterable[Any]) -> list[Any]:
+    """The single constraints of an `Annotated`; an Interval or Len is two of them."""
+    flat: list[Any] = []
+    for item in metadata:
+        flat.extend(item if isinstance(item, annotated_types.GroupedMetadata) else [item])
+    return flat
+
+
+def holds(value: Any, rule: Any) -> bool:
+    """Whether one constraint of `annotated_types` is met; metadata of other kinds says nothing."""
+    for kind, name, sign in BOUNDS:
+        if isinstance(rule, kind):
+            bound = getattr(rule, name)
+            return {">": value > bound, ">=": value >= bound, "<": value < bound, "<=": value <= bound}[sign]
+    if isinstance(rule, annotated_types.MultipleOf):
+        return value % rule.multiple_of == 0
+    if isinstance(rule, annotated_types.MinLen):
+        return len(value) >= rule.min_length
+    if isinstance(rule, annotated_types.MaxLen):
+        return len(value) <= rule.max_length
+    if isinstance(rule, annotated_types.Predicate):
+        return bool(rule.func(value))
+    return True
+
+
+def allowed(hint: Any) -> str:
+    """What `hint` takes, in words: "an integer >= 1", "forward, reverse or symmetric", "a number > 0, or null"."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return " ".join([allowed(args[0]), " and ".join(filter(None, map(rule_text, args[1:])))]).strip()
+    if origin in UNION_ORIGINS:
+        return ", or ".join(allowed(arg) for arg in args)
+    if origin is Literal:
+        return ", ".join(spell(arg) for arg in args)
+    if hint in SCALARS:
+        return SCALARS[hint]
+    kind = origin or hint
+    if kind in LIST_ORIGINS:
+        return f"a list, each {allowed(args[0])}" if args else "a list"
+    if kind in DICT_ORIGINS:
+        return "a mapping"
+    if hint is Any or hint is inspect.Parameter.empty:
+        return "anything"
+    return f"a node whose _target_ builds a {getattr(hint, '__name__', hint)}"
+
+
+def rule_text(rule: Any) -> str:
+    """One constraint as it stands in a message; "" for metadata of other kinds."""
+    if isinstance(rule, annotated_types.Len) and rule.min_length == rule.max_length:
+        return f"of length {rule.min_length}"
+    if isinstance(rule, annotated_types.GroupedMetadata):
+        return " and ".join(filter(None, map(rule_text, rule)))
+    for kind, name, sign in BOUNDS:
+        if isinstance(rule, kind):
+            return f"{sign} {getattr(rule, name)}"
+    if isinstance(rule, annotated_types.MultipleOf):
+        return f"in multiples of {rule.multiple_of}"
+    if isinstance(rule, annotated_types.MinLen):
+        return f"of length >= {rule.min_length}"
+    if isinstance(rule, annotated_types.MaxLen):
+        return f"of length <= {rule.max_length}"
+    return ""
+
+
+def literal_words(hint: Any) -> list[str]:
+    """The words among a hint's allowed values."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return [arg for arg in args if isinstance(arg, str)]
+    if origin is Annotated:
+        return literal_words(args[0])
+    if origin in UNION_ORIGINS:
+        return [word for arg in args for word in literal_words(arg)]
+    return []
+
+
+def nearest(word: str, words: Iterable[str], prefix: str = "") -> str:
+    """`; did you mean <prefix>X?` for the spelling X next to `word`, or nothing where none is near."""
+    by_fold = {other.lower(): other for other in words}
+    close = difflib.get_close_matches(word.lower(), by_fold, n=1)
+    return f"; did you mean {prefix}{by_fold[close[0]]}?" if close else ""
+
+
+def join(path: str, key: str) -> str:
+    """The dotted key."""
+    return f"{path}.{key}" if path else key
+
+
+def spell(value: Any) -> str:
+    """A value as YAML writes it, on one line."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def refusal(key: str, value: Any, why: str) -> ConfigError:
+    """The error of one key, on one line whatever the key is."""
+    return ConfigError(" ".join(f"{key}={spell(value)}: {why}".splitlines()))

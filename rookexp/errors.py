@@ -1,0 +1,33 @@
+"""The errors a user can meet; each message says what is wrong, where, and what to type."""
+
+
+class RookexpError(Exception):
+    """Anything that rookexp reports as one readable line instead of a traceback."""
+
+
+class ConfigError(RookexpError):
+    """A configuration key with a value that is not allowed; names key, value and what is."""
+
+
+class DataError(RookexpError):
+    """A file or row that cannot be used; names the file and the row."""
+
+
+class EngineError(RookexpError):
+    """A chess engine that is missing, hung or crashed; names binary, command and timeout."""
+
+
+class TrainingDiverged(RookexpError):
+    """A non-finite loss or gradient; names step, term and value. The weights are untouched."""
+
+
+class VerdictFailed(RookexpError):
+    """A run that `verdict=require` asked to pass and that did not; names the criteria that failed."""
+
+
+class RunStopped(RookexpError):
+    """A run that a signal ended after a whole step, which is saved; `status` is the exit status that says so."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status

@@ -1,0 +1,131 @@
+"""Where the run computes: device, threads, the dtype that is faster there, and how many rows fit at a time."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import platform
+import sys
+import time
+from contextlib import AbstractContextManager, nullcontext
+from typing import Annotated, Literal
+
+import torch
+from annotated_types import Ge
+
+from rookexp.errors import ConfigError
+
+PROBE_SIZE = (64, 768, 768)  # M, K, N of the timed product: a few rows through a projection of GPT-2
+PROBE_REPEATS = 3
+PROBE_GAIN = 1.2  # bf16 must be this much faster to be worth its rounding
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # <malloc.h> of glibc
+KEPT_BYTES = (1 << 30, 1 << 25)  # 32 MiB is the most that an older glibc takes
+
+
+class Hardware:
+    """One device and its precision. Weights stay fp32; `autocast` lowers what is computed from them."""
+
+    def __init__(
+        self,
+        *,
+        device: Literal["auto", "cpu", "cuda", "mps"],
+        threads: Annotated[int, Ge(1)] | None,
+        precision: Literal["auto", "fp32", "bf16"],
+        micro_batch: Annotated[int, Ge(1)],
+        head_chunk: Annotated[int, Ge(1)],
+    ) -> None:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self.device = torch.device(find_device(device))
+        if self.device.type == "cpu":
+            keep_freed_memory()
+        self.precision = precision if precision != "auto" else fastest_precision(self.device.type)
+        self.micro_batch = micro_batch
+        self.head_chunk = head_chunk
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """A context in which matrix products run in bf16, or one that changes nothing in fp32."""
+        if self.precision == "fp32":
+            return nullcontext()
+        context: AbstractContextManager[None] = torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return context
+
+    def describe(self) -> dict[str, str | int]:
+        """What a figure measured in this run depends on, for logs."""
+        return {
+            "device": self.device.type,
+            "device_name": device_name(self.device),
+            "threads": torch.get_num_threads(),
+            "precision": self.precision,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        }
+
+
+def find_device(device: str) -> str:
+    """`device`, or for `auto` the first of cuda, mps and cpu that is here.
+
+    Raises: ConfigError when the named device is not here.
+    """
+    here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if device == "auto":
+        return next(name for name, is_here in here.items() if is_here)
+    if not here[device]:
+        found = ", ".join(name for name, is_here in here.items() if is_here)
+        raise ConfigError(f"hardware.device={device}: none found by torch {torch.__version__}; allowed: auto, {found}")
+    return device
+
+
+def fastest_precision(device_type: str) -> Literal["fp32", "bf16"]:
+    """`bf16` where the device computes it natively: asked of CUDA, measured on a CPU; `fp32` on MPS."""
+    if device_type == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+    if device_type == "cpu":
+        return "bf16" if cpu_bf16_speedup() > PROBE_GAIN else "fp32"
+    return "fp32"
+
+
+@functools.cache
+def cpu_bf16_speedup() -> float:
+    """Seconds of an fp32 product over seconds of a bf16 one on this CPU, best of three each; once a process.
+
+    A flag would not do: some CPUs have the instructions and no faster kernels, and some kernels emulate them.
+    """
+    seconds = [best_product_s(dtype) for dtype in (torch.float32, torch.bfloat16)]
+    return seconds[0] / seconds[1]
+
+
+def best_product_s(dtype: torch.dtype) -> float:
+    """Seconds of the fastest of a few matrix products on the CPU after one that warms up."""
+    m, k, n = PROBE_SIZE
+    left, right = torch.ones(m, k, dtype=dtype), torch.ones(n, k, dtype=dtype)
+    times = []
+    for _ in range(1 + PROBE_REPEATS):
+        began = time.perf_counter()
+        torch.nn.functional.linear(left, right)
+        times.append(time.perf_counter() - began)
+    return max(min(times[1:]), 1e-9)
+
+
+def keep_freed_memory() -> bool:
+    """Has glibc keep large freed blocks of this process for the next tensors; False where there is no glibc to ask."""
+    # By default a block above 32 MiB goes back to the system when it is freed, and the next step pays for every page
+    # anew: a step of GPT-2 small took 1.2 times as long.
+    if sys.platform != "linux":
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # another C library
+        return False
+    return all(any(mallopt(name, size) == 1 for size in KEPT_BYTES) for name in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD))
+
+
+def device_name(device: torch.device) -> str:
+    """The GPU's or CPU's name as the system gives it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

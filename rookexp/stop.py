@@ -1,0 +1,50 @@
+"""Signals that end a run at the end of a step instead of in its middle."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)  # Ctrl-C, and what schedulers send
+
+
+class Stop:
+    """Which signal has asked for the end, if one has; a second one does not wait."""
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Inside, the first signal is only noted. Elsewhere, and outside the main thread, signals do what they did."""
+        if threading.current_thread() is not threading.main_thread():
+            yield  # Python lets no other thread handle signals
+            return
+        before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None:
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(exit_status(number))
+        self.signal = signal.Signals(number)
+        # Not print: it fails when the signal comes while a line is being printed.
+        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, said(self.signal))
+
+
+def said(number: signal.Signals) -> bytes:
+    """What the first signal is answered."""
+    return f"\n{number.name}: this step is finished and saved first; a second signal stops at once\n".encode()
+
+
+def exit_status(number: int) -> int:
+    """What a shell reports of a process that a signal has ended: 130 for SIGINT, 143 for SIGTERM."""
+    return 128 + number

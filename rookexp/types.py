@@ -1,0 +1,103 @@
+"""The frozen records that flow through one step, and what training asks of the model that makes them.
+
+N = P x G rows (prompt-major: row p*G+g), T tokens, V vocabulary, D width.
+
+Rows are right-padded: position = column, always. Column j describes token j; column 0 is zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Protocol, runtime_checkable
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """A language model that can be scored and trained."""
+
+    @property
+    def head_weight(self) -> Float[Tensor, "v d"]:
+        """The head's matrix: logits = hidden @ head_weight.T."""
+
+    def hidden(self, tokens: Int[Tensor, "n t"]) -> Float[Tensor, "n t d"]:
+        """Final hidden states; hidden[:, t] predicts token t + 1; padding after a row's end changes nothing in it."""
+
+    def hidden_after(
+        self,
+        prompts: Int[Tensor, "p s"],
+        lengths: Int[Tensor, " p"],
+        owner: Int[Tensor, " n"],
+        completions: Int[Tensor, "n c"],
+    ) -> Float[Tensor, "n c d"]:
+        """Final hidden states that predict each token of completions that continue prompts `owner`."""
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One problem; `answer` is read only by that task's reward."""
+
+    text: str  # the exact prompt text; the completion is appended without any separator
+    ids: tuple[int, ...]  # its token ids
+    answer: Any  # whatever the task's reward compares with
+    task: str  # the task's letter or name, for logs
+
+
+@dataclass(frozen=True, slots=True)
+class Rollouts:
+    """What was sampled, and how. Text exists only for rewards and logs."""
+
+    tokens: Int[Tensor, "n t"]  # prompt and completion ids, right-padded
+    mask: Bool[Tensor, "n t"]  # True at completion tokens, end-of-text included
+    logprobs: Float[Tensor, "n t"]  # log-prob of each completion token at `temperature`, else 0
+    temperature: Float[Tensor, " n"]  # sampling temperature of each row
+    truncated: Bool[Tensor, " n"]  # True where no end-of-text was sampled
+    prompts: tuple[Prompt, ...]  # P problems
+    texts: tuple[str, ...]  # N completions, cut before end-of-text
+    group_size: int  # G
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What the completions were worth."""
+
+    rewards: Float[Tensor, " n"]  # outcome reward of each completion
+    parts: Mapping[str, Float[Tensor, " n"]]  # components and diagnostics; NaN = not applicable
+
+
+@dataclass(frozen=True, slots=True)
+class Experience:
+    """What an update needs. Aggregation is data: a loss is (x * weights).sum() over the whole batch."""
+
+    tokens: Int[Tensor, "n t"]  # right-padded ids
+    weights: Float[Tensor, "n t"]  # weight of each token's loss in the batch; 0 at prompt and padding
+    logprobs: Float[Tensor, "n t"]  # log-probs under the sampling policy
+    advantages: Float[Tensor, "n t"]  # advantage of each token
+    temperature: Float[Tensor, " n"]  # sampling temperature of each row
+    prompt: Int[Tensor, " n"]  # the row's prompt; rows of one prompt begin with the same tokens
+    prompt_lengths: Int[Tensor, " n"]  # tokens of the row's prompt; 0 = none, nothing is shared
+
+    def predicting(self) -> Int[Tensor, " m"]:
+        """Places in the flattened (N, T - 1) positions of those that predict the M tokens with a weight."""
+        return (self.weights[:, 1:] != 0).flatten().nonzero()[:, 0]
+
+    def rows(self, index: Int[Tensor, " i"], width: int) -> Experience:
+        """The first `width` columns of the rows at `index`."""
+        picked = {f.name: getattr(self, f.name)[index] for f in fields(self)}
+        return Experience(**{k: v[:, :width] if v.dim() == 2 else v for k, v in picked.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class LossTerms:
+    """A micro-batch's part of the loss, and what a log says about it."""
+
+    total: Float[Tensor, ""]  # what backward is called on; adds up over the batch
+    parts: Mapping[str, Float[Tensor, ""]]  # detached terms of `total`; they add up as it does
+    per_token: Mapping[str, Float[Tensor, " m"]]  # detached values at its M weighted tokens: a metric is their mean,
+    # over all such tokens of the step, or, where the name ends in /max, the largest of them

@@ -1,0 +1,72 @@
+"""What every test file finds: shapes checked at every call, one torch thread, the shared material if it is here."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+from jaxtyping import install_import_hook
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # tests run from a checkout without an install, too
+
+# Before any module of ours is imported: every call of one that annotates shapes checks its types and shapes.
+SHAPED = [p for p in sorted((ROOT / "rookexp").rglob("*.py")) if "jaxtyping" in p.read_text(encoding="utf-8")]
+install_import_hook([".".join(p.relative_to(ROOT).with_suffix("").parts) for p in SHAPED], "typechecker.check")
+
+import torch  # noqa: E402  after the hook, like everything that might import rookexp
+
+torch.set_num_threads(1)
+
+# A deadline would measure how busy the machine is.
+hypothesis.settings.register_profile("rookexp", deadline=None)
+hypothesis.settings.load_profile("rookexp")
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The repository."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def shared_dir() -> Path:
+    """Reference material that lies beside some checkouts; the test is skipped where it does not."""
+    folder = ROOT.parent / "shared"
+    if not folder.is_dir():
+        pytest.skip("no ../shared beside this checkout")
+    return folder
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--golden", action="store_true", help="rewrite the texts in tests/golden instead of comparing")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compares a text with tests/golden/<name>; `make golden` writes it there instead."""
+
+    def compare(name: str, text: str) -> None:
+        path = ROOT / "tests" / "golden" / name
+        if request.config.getoption("--golden"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        assert text == path.read_text(encoding="utf-8"), f"{name} changed; if it should have: make golden"
+
+    return compare
+
+
+@pytest.fixture
+def quiet_logging() -> Iterator[None]:
+    """Hydra configures the root logger; what it opened is closed again."""
+    root = logging.getLogger()
+    level, handlers = root.level, root.handlers[:]
+    yield
+    for handler in root.handlers:
+        if handler not in handlers:
+            handler.close()
+    root.handlers[:], root.level = handlers, level

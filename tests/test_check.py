@@ -1,0 +1,177 @@
+"""The checker of config nodes: what it takes, what it refuses, and in which words."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import pytest
+from annotated_types import Ge, Gt, Interval, Le, Len, Lt, MultipleOf, Predicate
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rookexp import check
+from rookexp.errors import ConfigError
+
+HERE = __name__
+
+
+class Part:
+    """A leaf."""
+
+    def __init__(self, *, weight: Annotated[float, Gt(0), Lt(1)], shape: Literal["switch", "linear"]) -> None:
+        self.weight = weight
+
+
+class Whole:
+    """Every kind of key."""
+
+    def __init__(
+        self,
+        model: Part,
+        *,
+        count: Annotated[int, Ge(1)],
+        rate: Annotated[float, Ge(0), Le(1)] | None,
+        flag: bool,
+        name: str,
+        betas: Annotated[list[Annotated[float, Ge(0), Lt(1)]], Len(2, 2)],
+        table: Mapping[str, int],
+        part: Part,
+        callback: Callable[[int], float],
+        seed: int,
+    ) -> None:
+        self.count = count
+
+
+@dataclass(frozen=True)
+class Record:
+    """A dataclass under a _target_."""
+
+    lr: Annotated[float, Gt(0)]
+    words: Sequence[str] = ()
+
+
+def function(*, side: Annotated[int, Interval(ge=1, le=8), MultipleOf(2)]) -> int:
+    return side
+
+
+def open_ended(first: int, **rest: Any) -> None: ...
+
+
+def even(*, n: Annotated[int, Predicate(lambda n: n % 2 == 0)]) -> None: ...
+
+
+PART = {"_target_": f"{HERE}.Part", "weight": 0.5, "shape": "linear"}
+WHOLE = {
+    "_target_": f"{HERE}.Whole",
+    "_partial_": True,
+    "count": 3,
+    "rate": None,
+    "flag": True,
+    "name": "x",
+    "betas": [0.9, 0],
+    "table": {"a": 1},
+    "part": PART,
+}
+
+
+def refused(node: dict[str, Any], path: str = "group", **options: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        check.check_node(node, path, **options)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_a_right_node_is_taken() -> None:
+    check.check_node(WHOLE, "group", given=("seed",))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"count": 0}, "group.count=0: allowed: an integer >= 1"),
+        ({"count": 2.0}, "group.count=2.0: allowed: an integer >= 1"),
+        ({"count": True}, "group.count=true: allowed: an integer >= 1"),
+        ({"count": "3"}, "group.count=3: allowed: an integer >= 1"),
+        ({"count": None}, "group.count=null: allowed: an integer >= 1"),
+        ({"rate": 1.5}, "group.rate=1.5: allowed: a number >= 0 and <= 1, or null"),
+        ({"rate": float("nan")}, "group.rate=nan: allowed: a number >= 0 and <= 1, or null"),
+        ({"rate": "abc"}, "group.rate=abc: allowed: a number >= 0 and <= 1, or null"),
+        ({"flag": 1}, "group.flag=1: allowed: true or false"),
+        ({"name": 3}, "group.name=3: allowed: text"),
+        ({"betas": [0.9]}, "group.betas=[0.9]: allowed: a list, each a number >= 0 and < 1 of length 2"),
+        ({"betas": [0.9, 1.0]}, "group.betas=[0.9, 1.0]"),
+        ({"betas": 0.9}, "group.betas=0.9"),
+        ({"table": {"a": 1, "b": "c"}}, "group.table.b=c: allowed: an integer"),
+        ({"table": 3}, "group.table=3: allowed: a mapping"),
+        ({"part": 3}, "group.part=3: allowed: a node whose _target_ builds a Part"),
+        ({"part": PART | {"weight": 1}}, "group.part.weight=1: allowed: a number > 0 and < 1"),
+        (
+            {"part": PART | {"shape": "lineal"}},
+            "group.part.shape=lineal: allowed: switch, linear; did you mean linear?",
+        ),
+        ({"part": PART | {"wieght": 1}}, "did you mean group.part.weight?"),
+        (
+            {"cuont": 1},
+            "group.cuont=1: no such key; allowed in group: count, rate, flag, name, betas, table; did you mean",
+        ),
+        ({"seed": 1}, "group.seed=1: no such key"),
+        ({"_partial_": 1}, "group._partial_=1: allowed: true or false"),
+        ({"_target_": f"{HERE}.Whoel"}, f"group._target_={HERE}.Whoel: no 'Whoel' in {HERE}; did you mean "),
+        ({"_target_": "no.such.thing"}, "group._target_=no.such.thing: no such module"),
+        ({"_target_": "plain"}, "group._target_=plain: allowed: an import path"),
+        ({"_target_": f"{HERE}.HERE"}, "not a class or a function"),
+    ],
+)
+def test_refusals_name_key_value_allowed_and_nearest(changes: dict[str, Any], words: str) -> None:
+    assert words in refused(WHOLE | changes, given=("seed",))
+
+
+@pytest.mark.parametrize("key", ["count", "rate", "flag", "betas"])
+def test_a_missing_key_is_named(key: str) -> None:
+    node = {k: v for k, v in WHOLE.items() if k != key}
+    assert refused(node, given=("seed",)).startswith(f"group.{key}: missing; allowed: ")
+
+
+def test_objects_may_be_absent_only_from_a_partial_node() -> None:
+    node = {k: v for k, v in WHOLE.items() if k != "part"}
+    check.check_node(node, "group", given=("seed",))
+    assert refused(node | {"_partial_": False}, given=("seed",)) == (
+        "group.model: missing; allowed: a node whose _target_ builds a Part"
+    )
+
+
+def test_keys_that_are_for_somebody_else() -> None:
+    also = {"every": Annotated[int, Ge(1)]}
+    check.check_node(PART | {"every": 2}, "eval", also=also)
+    assert refused(PART | {"every": 0}, "eval", also=also) == "eval.every=0: allowed: an integer >= 1"
+    assert refused(PART, "eval", also=also) == "eval.every: missing; allowed: an integer >= 1"
+
+
+def test_dataclasses_functions_lists_and_open_ends() -> None:
+    check.check_node({"_target_": f"{HERE}.Record", "lr": 1}, "optim")
+    check.check_node({"_target_": f"{HERE}.open_ended", "first": 1, "anything": None}, "group")
+    check.check_node({"parts": [PART, PART], "n": 3}, "group")
+    assert "group.parts[1].weight=2" in refused({"parts": [PART, PART | {"weight": 2}]})
+    assert refused({"_target_": f"{HERE}.function", "side": 3}).endswith(
+        "an integer >= 1 and <= 8 and in multiples of 2"
+    )
+    assert refused({"_target_": f"{HERE}.even", "n": 3}) == "group.n=3: allowed: an integer"
+
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+values = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)
+
+
+@given(st.dictionaries(st.sampled_from([k for k in WHOLE if k != "_target_"]) | st.text(), values))
+def test_any_plain_node_is_taken_or_refused(changes: dict[str, Any]) -> None:
+    with contextlib.suppress(ConfigError):
+        check.check_node(WHOLE | changes, "group", given=("seed",))
+
+
+@given(st.text(), values)
+def test_a_refusal_is_one_line(key: str, value: Any) -> None:
+    assert "\n" not in str(check.refusal(key, value, "allowed: anything else"))

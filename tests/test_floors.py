@@ -1,0 +1,131 @@
+"""Imports point down only, and each third-party library has its room."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "rookexp"
+
+# Module or folder of modules -> floor. A module may import its own floor and those below, on floor 2 only those below
+# and its own folder.
+FLOORS = {
+    **dict.fromkeys(["__init__", "types", "errors"], 0),
+    **dict.fromkeys(["ops", "schedule", "chess_text", "check", "verdict"], 1),
+    **dict.fromkeys(["losses", "kl", "baselines", "generate", "tokenizers", "optim", "models", "tasks", "rewards"], 2),
+    **dict.fromkeys(["objectives", "evaluation"], 3),
+    **dict.fromkeys(["trainer", "hardware", "track", "console", "report", "run_info", "checkpoint"], 4),
+    **dict.fromkeys(["annotate", "documents", "corpus", "heldout", "policies", "stop"], 4),
+    **dict.fromkeys(["door", "resume", "nodes", "build", "session", "train", "data", "pretrain", "evaluate"], 5),
+}
+DOORS = ("train", "data", "pretrain", "evaluate")
+ROOMS = {
+    "chess": ("chess_text", "tasks", "rewards", "annotate", "documents"),
+    "tokenizers": ("tokenizers",),
+    "safetensors": ("models.weights", "checkpoint"),
+    "huggingface_hub": ("models.weights", "checkpoint"),
+    "wandb": ("track",),
+    "hydra": ("door",),
+    "omegaconf": ("door",),
+    "optuna": (),
+    "transformers": (),
+    "scipy": (),
+}
+HEAVY = ("torch", "numpy", "wandb", "optuna", "transformers", "chess", "matplotlib")
+
+
+def modules() -> dict[str, Path]:
+    """Dotted names below `rookexp` and their files."""
+    return {
+        ".".join(path.relative_to(PACKAGE).with_suffix("").parts): path
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if "hydra_plugins" not in path.parts
+    }
+
+
+def imports(tree: ast.AST, *, at_import: bool) -> Iterator[str]:
+    """Dotted names that a module imports; with `at_import` only those that importing it brings in."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif not (at_import and is_later(node)):
+            yield from imports(node, at_import=at_import)
+
+
+def is_later(node: ast.AST) -> bool:
+    """Whether what stands inside runs after the import, or never."""
+    for_types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+    return for_types or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+
+
+def imported(name: str, *, at_import: bool = False) -> set[str]:
+    return set(imports(ast.parse(modules()[name].read_text(encoding="utf-8")), at_import=at_import))
+
+
+def own(dotted: str) -> str | None:
+    """The module of ours that an imported name is or comes from; None for another library's."""
+    first, *rest = dotted.split(".")
+    if first != "rookexp":
+        return None
+    known = modules()
+    return next((name for name in (".".join(rest), ".".join(rest[:-1])) if name in known), "__init__")
+
+
+def floor(name: str) -> int:
+    top = name.split(".")[0]
+    assert top in FLOORS, f"rookexp/{name} stands on no floor: give it one in tests/test_floors.py"
+    return FLOORS[top]
+
+
+def test_every_module_has_a_floor_and_every_floor_its_modules() -> None:
+    assert {name.split(".")[0] for name in modules()} == set(FLOORS)
+    for rooms in ROOMS.values():
+        assert set(rooms) <= {*modules(), *FLOORS}
+
+
+@pytest.mark.parametrize("name", modules())
+def test_imports_point_down(name: str) -> None:
+    for other in {own(dotted) for dotted in imported(name)} - {None, name}:
+        same_folder = "." in name and name.split(".")[0] == other.split(".")[0]
+        allowed = floor(other) < floor(name) or same_folder or (floor(name) != 2 and floor(other) == floor(name))
+        assert allowed, f"rookexp.{name} (floor {floor(name)}) imports rookexp.{other} (floor {floor(other)})"
+
+
+@pytest.mark.parametrize("name", [n for n in modules() if FLOORS.get(n.split(".")[0]) == 3])
+def test_objectives_know_no_concrete_part(name: str) -> None:
+    folders = {other.split(".")[0] for other in map(own, imported(name)) if other}
+    assert not folders & {"models", "tasks", "rewards"}
+
+
+@pytest.mark.parametrize("name", modules())
+def test_a_library_has_one_room(name: str) -> None:
+    for library in {dotted.split(".")[0] for dotted in imported(name)} & set(ROOMS):
+        rooms = ROOMS[library]
+        assert name in rooms or name.split(".")[0] in rooms, f"rookexp.{name} imports {library}, which lives in {rooms}"
+
+
+@pytest.mark.parametrize("name", [door for door in DOORS if door in modules()])
+def test_a_door_opens_without_heavy_imports(name: str) -> None:
+    seen, waiting, heavy = set(), [name], {}
+    while waiting:
+        module = waiting.pop()
+        seen.add(module)
+        for dotted in imported(module, at_import=True):
+            if (inner := own(dotted)) is not None and inner not in seen:
+                waiting.append(inner)
+            elif dotted.split(".")[0] in HEAVY:
+                heavy[dotted.split(".")[0]] = module
+    assert not heavy, f"python -m rookexp.{name} --help would import {heavy}"
+
+
+@pytest.mark.parametrize("folder", sorted({p.parent for p in modules().values()}))
+def test_no_re_exports(folder: Path) -> None:
+    init = folder / "__init__.py"
+    if init.exists() and init.parent != PACKAGE:
+        assert not set(imports(ast.parse(init.read_text(encoding="utf-8")), at_import=False))

@@ -1,0 +1,96 @@
+"""What an install and a newcomer meet: metadata, pins, the Makefile, and the commands of README."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import hydra
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from rookexp import door
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # pytest brings it where the standard library has none
+    import tomli as tomllib
+
+
+@pytest.fixture(scope="module")
+def project(root: Path) -> dict[str, Any]:
+    return tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def pins(root: Path) -> dict[str, Requirement]:
+    lines = (root / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    requirements = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    return {canonicalize_name(r.name): r for r in requirements}
+
+
+def test_every_pin_is_exact_and_of_a_public_version(root: Path) -> None:
+    for name, pin in pins(root).items():
+        (specifier,) = pin.specifier
+        assert specifier.operator == "==", name
+        assert "+" not in specifier.version, name
+    assert str(pins(root)["torch"].specifier) == "==2.13.0"
+
+
+def test_every_dependency_is_pinned_within_its_range(root: Path, project: dict[str, Any]) -> None:
+    extras = project["optional-dependencies"]
+    for text in [*project["dependencies"], *extras["test"], *extras["dev"]]:
+        requirement = Requirement(text)
+        if requirement.name == project["name"]:
+            assert requirement.extras <= set(extras)
+            continue
+        (pin,) = pins(root)[canonicalize_name(requirement.name)].specifier
+        assert pin.version in requirement.specifier, text
+
+
+def test_every_console_script_has_its_door(root: Path, project: dict[str, Any]) -> None:
+    for name, target in project["scripts"].items():
+        module, function = target.split(":")
+        path = root / f"{module.replace('.', '/')}.py"
+        assert name == f"rookexp-{path.stem}"
+        assert f"\ndef {function}() -> None:" in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="no make here")
+def test_make_lists_every_target_and_leaves_another_python_alone(root: Path) -> None:
+    phony = re.search(r"^\.PHONY: (.*)$", (root / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert phony
+    targets = phony[1].split()
+    run = {"cwd": root, "capture_output": True, "text": True, "check": True}
+    listed = re.findall(r"^  make ([a-z-]+) +\S", subprocess.run(["make"], **run).stdout, re.MULTILINE)
+    assert sorted(listed) == sorted(targets)
+    plan = subprocess.run(["make", "-n", "install", "train", "test", "PY=some-python"], **run).stdout
+    assert "venv" not in plan
+    assert "some-python -m rookexp.train" in plan
+
+
+def readme_commands(root: Path) -> list[list[str]]:
+    text = (root / "README.md").read_text(encoding="utf-8")
+    lines = [line for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+def test_readme_names_only_what_there_is(root: Path) -> None:
+    makefile = (root / "Makefile").read_text(encoding="utf-8")
+    commands = [words for words in readme_commands(root) if words]
+    for words in commands:
+        if words[0] == "make" and len(words) > 1:
+            assert f"\n{words[1]}:" in makefile, words
+    trained = [words[3:] for words in commands if words[:3] == ["python", "-m", "rookexp.train"]]
+    assert trained
+    door.register_resolvers()
+    with hydra.initialize_config_dir(str(root / "conf"), **door.version_base()):
+        for words in trained:
+            typed = [w for w in words if not w.startswith("resume=")]  # of a folder that stands for the reader's
+            overrides = [w for w in door.arrange(typed, "config") if "=" in w and "," not in w]
+            hydra.compose("config", overrides)
