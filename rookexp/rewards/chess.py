@@ -1,0 +1,168 @@
+"""What a P completion is worth, judged by the engine lines that came with its position; no engine runs here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Annotated
+
+import chess
+import torch
+from annotated_types import Ge
+
+from rookexp.chess_text import (
+    MAX_LINES,
+    Annotation,
+    PolicyAnswer,
+    board_of,
+    legal_ucis,
+    parse_p,
+    pawns_to_cp,
+    win_probability,
+)
+from rookexp.errors import DataError
+from rookexp.types import Prompt, Scores
+
+BEST_MISSING, BEST_ILLEGAL, BEST_UNRANKED, RANK_STEP = -0.5, -1.0, 0.1, 0.2
+NO_CANDIDATES, ILLEGAL_CANDIDATE = -0.3, 0.3
+NO_EVALS, EVALS_COUNT, EVALS_ILLEGAL_MOVE, EVALS_FLOOR = -0.2, -0.4, -0.5, -1.0
+SIGN_ERROR, SIGN_MATTERS_CP = 0.4, 20
+WIN_PROBABILITY_UNIT = 0.1  # an evaluation this far off in win probability is worth nothing; 1.1 pawns at equality
+
+
+class PolicyReward:
+    """clamp(best * b + candidates * c + evals * e, -1, 1) of the components b, c and e below; any text has a value.
+
+    The engine's best move with the annotated moves and evaluations, in any order, earns the sum of the weights; an
+    empty completion has nothing and earns -0.5, -0.3 and -0.2 of them. Every Prompt's answer is an Annotation.
+    Source: the engine reward of the RookWorld TRL project, without its order bonus and with bounded mates.
+    """
+
+    def __init__(
+        self, *, best: Annotated[float, Ge(0)], candidates: Annotated[float, Ge(0)], evals: Annotated[float, Ge(0)]
+    ) -> None:
+        self.best = best
+        self.candidates = candidates
+        self.evals = evals
+
+    def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
+        """Rewards (N,) in [-1, 1] of N = P x G completions, row p*G+g to prompt p; each row depends on itself alone.
+
+        Parts (N,): `best`, `candidates`, `evals` are the components; `format_valid` 1 for 1 to 5 moves directly after
+        the prompt, as many evaluations and a best move; `best_legal`; `moves_legal` share of listed moves, 0 for
+        none; `best_is_engine` 1 where B is the engine's first move; `argmax_is_engine` the same of the listed move
+        with the highest evaluation, shared among equals; these two also `_white` and `_black`, NaN for the other
+        side to move. What a completion lacks counts as 0.
+        Raises: DataError for a prompt that is not a P prompt of a legal position.
+        """
+        if not prompts or not texts or len(texts) % len(prompts):
+            raise ValueError(f"{len(texts)} texts are no whole number of completions for {len(prompts)} prompts")
+        group = len(texts) // len(prompts)
+        rows: list[dict[str, float]] = []
+        for p, prompt in enumerate(prompts):
+            board = board_of(prompt.answer.fen)
+            if board is None or parse_p(prompt.text) is None:
+                raise DataError(f"not a P prompt of a position: {prompt.text!r}")
+            legal = legal_ucis(board)
+            for text in texts[p * group : (p + 1) * group]:
+                answer = parse_p(prompt.text + text)
+                assert answer is not None  # it begins as the prompt does
+                rows.append(self._row(answer, prompt.answer, legal, board.turn))
+        columns = {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
+        return Scores(rewards=columns.pop("reward"), parts=columns)
+
+    def _row(
+        self, answer: PolicyAnswer, truth: Annotation, legal: frozenset[str], turn: chess.Color
+    ) -> dict[str, float]:
+        best = best_component(answer, truth, legal)
+        candidates = candidates_component(answer, truth, legal)
+        evals = evals_component(answer, truth, legal)
+        total = self.best * best + self.candidates * candidates + self.evals * evals
+        row = {
+            "reward": max(-1.0, min(1.0, total)),
+            "best": best,
+            "candidates": candidates,
+            "evals": evals,
+            "format_valid": float(answer.well_formed and answer.fen == truth.fen),
+            "best_legal": float(answer.best in legal),
+            "moves_legal": sum(answer.legality(legal)) / max(1, len(answer.moves)),
+        }
+        for name, value in (
+            ("best_is_engine", float(answer.best == truth.moves[0])),
+            ("argmax_is_engine", _argmax_share(answer, truth.moves[0])),
+        ):
+            row[name] = value
+            row[f"{name}_white"] = value if turn == chess.WHITE else math.nan
+            row[f"{name}_black"] = value if turn == chess.BLACK else math.nan
+        return row
+
+
+def best_component(answer: PolicyAnswer, truth: Annotation, legal: frozenset[str]) -> float:
+    """The worth of B: 1.0 - 0.2 i for engine rank i, 0.1 for another legal move, -0.5 missing, -1.0 illegal or no move.
+
+    The rank is the number of lines with a higher evaluation, so equally good moves are worth the same. The label of
+    the published data for Black, the last of five different lines, is worth 0.2.
+    """
+    if answer.best is None:
+        return BEST_MISSING
+    if answer.best not in legal:
+        return BEST_ILLEGAL
+    known = _known(truth)
+    if answer.best not in known:
+        return BEST_UNRANKED
+    return 1.0 - RANK_STEP * sum(value > known[answer.best] for value in known.values())
+
+
+def candidates_component(answer: PolicyAnswer, truth: Annotation, legal: frozenset[str]) -> float:
+    """Jaccard index of the legal listed moves and the engine's lines, minus 0.3 per illegal word, in [-1, 1].
+
+    -0.3 where nothing is listed. Order carries no information and earns nothing.
+    """
+    if not answer.moves:
+        return NO_CANDIDATES
+    listed, engine = set(answer.moves) & legal, set(truth.moves[:MAX_LINES])
+    illegal = len(answer.moves) - sum(answer.legality(legal))
+    return max(-1.0, len(listed & engine) / len(listed | engine) - ILLEGAL_CANDIDATE * illegal)
+
+
+def evals_component(answer: PolicyAnswer, truth: Annotation, legal: frozenset[str]) -> float:
+    """Closeness of the listed evaluations to the engine's, each matched by its move, in [-1, 1].
+
+    1 - mean distance, minus 0.4 for each wrong sign where the engine sees more than 0.2 pawns. A distance is the
+    difference in win probability over 0.1, at most 1: exact is 0, and a mate on either side stays bounded. The
+    value of a legal move outside its lines is not known: such moves are left out, and with no others the
+    component is 0. -0.2 without evaluations, -0.4 where they are not one number per move, -0.5 with an illegal move.
+    """
+    if not answer.evals:
+        return NO_EVALS
+    listed = answer.pairs()
+    if listed is None:
+        return EVALS_COUNT
+    if not all(answer.legality(legal)):
+        return EVALS_ILLEGAL_MOVE
+    known = _known(truth)
+    values = [(pawns_to_cp(pawns), known[move]) for move, pawns in listed if move in known]
+    if not values:
+        return 0.0
+    mean = math.fsum(eval_distance(given, true) for given, true in values) / len(values)
+    wrong_signs = sum(given * true < 0 and abs(true) > SIGN_MATTERS_CP for given, true in values)
+    return max(EVALS_FLOOR, 1.0 - mean - SIGN_ERROR * wrong_signs)
+
+
+def eval_distance(given_cp: int, true_cp: int) -> float:
+    """Distance in [0, 1] of two evaluations for the same side; 0 for equal ones and for mates of one side."""
+    return min(1.0, abs(win_probability(given_cp) - win_probability(true_cp)) / WIN_PROBABILITY_UNIT)
+
+
+def _known(truth: Annotation) -> dict[str, int]:
+    return dict(zip(truth.moves[:MAX_LINES], truth.evals_cp, strict=False))
+
+
+def _argmax_share(answer: PolicyAnswer, engine_best: str) -> float:
+    """Chance that a listed move with the highest evaluation, any of equals, is the engine's; 0 without such a list."""
+    pairs = answer.pairs()
+    if not pairs:
+        return 0.0
+    highest = max(value for _, value in pairs)
+    top = [move for move, value in pairs if value == highest]
+    return top.count(engine_best) / len(top)

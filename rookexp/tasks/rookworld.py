@@ -1,0 +1,135 @@
+"""What the policy is asked in the P task: annotated positions, in a fixed batch or in seeded passes over them all."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
+
+import chess
+from annotated_types import Gt
+
+from rookexp.chess_text import MAX_LINES, Annotation, board_of, legal_ucis, p_prompt, p_prompt_padded
+from rookexp.errors import DataError
+from rookexp.types import Prompt
+
+
+@runtime_checkable
+class Encoder(Protocol):
+    """Text to token ids, nothing added."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text`."""
+
+
+class PolicyTask:
+    """P prompts whose answers are the engine's lines; which ones a step asks depends on the seed and the step alone.
+
+    `fixed` asks the same `prompts` positions in every step. `epochs` passes over all positions, in a new order each
+    time, so that no position is ever asked twice more than another. `balanced` uses as many positions with White to
+    move as with Black (one more White in a fixed batch of odd size) and asks them alternately.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Encoder,
+        *,
+        positions: str,
+        prompts: Annotated[int, Gt(0)],
+        order: Literal["fixed", "epochs"],
+        colours: Literal["balanced", "as_found"],
+        style: Literal["bare", "padded_prefill"],
+        seed: int,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.prompts_per_step = prompts
+        self.build = {"bare": p_prompt, "padded_prefill": p_prompt_padded}[style]
+        self.seed = seed
+        rows = list(load_annotations(Path(positions)))
+        random.Random(f"{seed}/rows").shuffle(rows)
+        strands = [rows]
+        if colours == "balanced":
+            white = [row for row in rows if _turn(row) == chess.WHITE]
+            black = [row for row in rows if _turn(row) == chess.BLACK]
+            shorter = min(len(white), len(black))
+            strands = [white[:shorter], black[:shorter]] if order == "epochs" else [white, black]
+        if order == "fixed":
+            strands = [strand[: (prompts + len(strands) - 1 - i) // len(strands)] for i, strand in enumerate(strands)]
+            if sum(map(len, strands)) < prompts:
+                raise DataError(f"{positions}: too few of its {len(rows)} rows for {prompts} prompts, {colours}")
+        elif not all(strands):
+            raise DataError(f"{positions}: one of the colours never is to move; use colours=as_found")
+        self.order = order
+        self.strands = strands  # one, or one a colour
+        self._shuffled: dict[int, list[list[Annotation]]] = {}
+
+    def prompts(self) -> tuple[Prompt, ...]:
+        """Every prompt that this task asks, once each, in the order of a fixed batch."""
+        return tuple(self._prompt(_woven(self.strands, i)) for i in range(sum(map(len, self.strands))))
+
+    def select(self, step: int) -> tuple[Prompt, ...]:
+        """The problems of a step, `prompts` of them."""
+        if self.order == "fixed":
+            return self.prompts()
+        count = sum(map(len, self.strands))
+        places = [divmod(step * self.prompts_per_step + i, count) for i in range(self.prompts_per_step)]
+        epochs = {epoch for epoch, _ in places}
+        self._shuffled = {epoch: self._shuffled.get(epoch) or self._shuffle(epoch) for epoch in epochs}
+        return tuple(self._prompt(_woven(self._shuffled[epoch], i)) for epoch, i in places)
+
+    def _shuffle(self, epoch: int) -> list[list[Annotation]]:
+        rng = random.Random(f"{self.seed}/epoch/{epoch}")
+        return [rng.sample(strand, len(strand)) for strand in self.strands]
+
+    def _prompt(self, row: Annotation) -> Prompt:
+        text = self.build(row.fen)
+        return Prompt(text=text, ids=tuple(self.tokenizer.encode(text)), answer=row, task="P")
+
+
+def load_annotations(path: Path) -> tuple[Annotation, ...]:
+    """The rows of a JSON-lines file with `fen`, `moves` (best first) and `evals_cp`; at most five lines of each.
+
+    Raises: DataError naming file and row where the file is missing, empty, or a row is not such an analysis.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: annotated positions cannot be read ({error})") from error
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(_annotation(json.loads(line)))
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}, row {number}: {error}") from error
+    if not rows:
+        raise DataError(f"{path}: no annotated positions in it")
+    return tuple(rows)
+
+
+def _annotation(row: Any) -> Annotation:
+    """Raises: ValueError saying what is wrong with the row."""
+    if not isinstance(row, dict) or not {"fen", "moves", "evals_cp"} <= row.keys():
+        raise ValueError("not an object with fen, moves and evals_cp")
+    fen, moves, evals_cp = row["fen"], row["moves"], row["evals_cp"]
+    if not isinstance(fen, str) or len(fen.split(" ")) != 6 or (board := board_of(fen)) is None:
+        raise ValueError(f"fen is not a position in six fields: {fen!r}")
+    if not isinstance(moves, list) or not all(isinstance(move, str) for move in moves):
+        raise ValueError(f"moves is not a list of moves: {moves!r}")
+    if not moves or len(set(moves)) < len(moves) or not set(moves) <= legal_ucis(board):
+        raise ValueError(f"moves are not distinct legal moves of {fen!r}: {moves}")
+    if not isinstance(evals_cp, list) or not all(type(value) is int for value in evals_cp):
+        raise ValueError(f"evals_cp is not a list of whole centipawns: {evals_cp!r}")
+    if len(evals_cp) != len(moves) or evals_cp != sorted(evals_cp, reverse=True):
+        raise ValueError(f"evals_cp is not one value per move, best first: {evals_cp}")
+    return Annotation(fen=fen, moves=tuple(moves[:MAX_LINES]), evals_cp=tuple(evals_cp[:MAX_LINES]))
+
+
+def _turn(row: Annotation) -> chess.Color:
+    return chess.BLACK if row.fen.split(" ")[1] == "b" else chess.WHITE
+
+
+def _woven(strands: list[list[Annotation]], i: int) -> Annotation:
+    """Row i when the strands take turns."""
+    place, strand = divmod(i, len(strands))
+    return strands[strand][place]

@@ -1,0 +1,171 @@
+"""The P task: fixed batches, passes in which no position is asked twice more than another, and rows that are wrong."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import chess
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rookexp.chess_text import Annotation
+from rookexp.errors import DataError
+from rookexp.tasks.rookworld import PolicyTask, load_annotations
+
+
+class Bytes:
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+
+def row_of(board: chess.Board) -> dict[str, Any]:
+    moves = sorted(move.uci() for move in board.legal_moves)[:5]
+    return {"fen": board.fen(en_passant="fen"), "kind": "opening", "moves": moves, "evals_cp": [50, 20, 20, 0, -9]}
+
+
+def rows_of(count: int) -> list[dict[str, Any]]:
+    """Distinct positions of one long game, White and Black to move in turn."""
+    board, rows = chess.Board(), []
+    while len(rows) < count:
+        rows.append(row_of(board))
+        board.push(sorted(board.legal_moves, key=lambda move: move.uci())[len(rows) % 2])
+    return rows
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def task_of(positions: str, **changes: Any) -> PolicyTask:
+    options = {"prompts": 4, "order": "epochs", "colours": "balanced", "style": "bare", "seed": 1} | changes
+    return PolicyTask(Bytes(), positions=positions, **options)
+
+
+def turns(prompts: tuple) -> str:
+    return "".join(prompt.answer.fen.split()[1] for prompt in prompts)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("positions")
+
+
+def test_prompt_carries_text_ids_and_annotation(folder: Path) -> None:
+    positions = write(folder / "one.jsonl", [row_of(chess.Board())])
+    (bare,) = task_of(positions, prompts=1, order="fixed").select(0)
+    assert bare.text == f"P: {chess.STARTING_FEN}"
+    assert (bare.ids, bare.task) == (tuple(bare.text.encode()), "P")
+    assert bare.answer == Annotation(chess.STARTING_FEN, ("a2a3", "a2a4", "b1a3", "b1c3", "b2b3"), (50, 20, 20, 0, -9))
+    (padded,) = task_of(positions, prompts=1, order="fixed", style="padded_prefill").select(0)
+    assert padded.text == f"P: {chess.STARTING_FEN:<90}M:"
+
+
+def test_fixed_batch_is_the_same_in_every_step(folder: Path) -> None:
+    positions = write(folder / "twelve.jsonl", rows_of(12))
+    task = task_of(positions, order="fixed", prompts=7)
+    assert task.select(0) == task.select(11) == task.prompts()
+    assert len(set(task.select(0))) == 7
+    assert turns(task.select(0)) == "wbwbwbw"
+    assert task_of(positions, order="fixed", prompts=7).select(3) == task.select(3)
+    assert task_of(positions, order="fixed", prompts=7, seed=2).select(3) != task.select(3)
+    with pytest.raises(DataError, match="12 rows for 13 prompts"):
+        task_of(positions, order="fixed", prompts=13)
+
+
+def test_balanced_passes_alternate_the_colours(folder: Path) -> None:
+    rows = rows_of(20)
+    uneven = [row for i, row in enumerate(rows) if i % 2 == 0 or i < 8]  # 10 White, 4 Black
+    task = task_of(write(folder / "uneven.jsonl", uneven))
+    assert len(task.prompts()) == 8
+    assert all(turns(task.select(step)) == "wbwb" for step in range(9))
+    assert len(task_of(write(folder / "uneven.jsonl", uneven), colours="as_found").prompts()) == 14
+    with pytest.raises(DataError, match="as_found"):
+        task_of(write(folder / "white.jsonl", rows[::2]))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    count=st.integers(2, 9),
+    prompts=st.integers(1, 12),
+    steps=st.integers(1, 12),
+    seed=st.integers(0, 5),
+    colours=st.sampled_from(["balanced", "as_found"]),
+)
+def test_every_position_is_asked_equally_often(
+    folder: Path, count: int, prompts: int, steps: int, seed: int, colours: str
+) -> None:
+    positions = write(folder / f"pass-{count}.jsonl", rows_of(count))
+    task = task_of(positions, prompts=prompts, seed=seed, colours=colours)
+    asked: Counter[str] = Counter({prompt.text: 0 for prompt in task.prompts()})
+    for step in range(steps):
+        selected = task.select(step)
+        assert len(selected) == prompts
+        asked.update(prompt.text for prompt in selected)
+        assert max(asked.values()) - min(asked.values()) <= 1
+    assert len(asked) == len(task.prompts())
+
+
+def test_selection_depends_on_seed_and_step_alone(folder: Path) -> None:
+    positions = write(folder / "ten.jsonl", rows_of(10))
+    straight = [task_of(positions).select(step) for step in range(8)]
+    resumed = task_of(positions)
+    assert [resumed.select(step) for step in (7, 2, 5)] == [straight[7], straight[2], straight[5]]
+    passes = [
+        tuple(p.text for s in range(5 * e, 5 * e + 5) for p in task_of(positions, prompts=2).select(s)) for e in (0, 1)
+    ]
+    assert passes[0] != passes[1]
+    assert sorted(passes[0]) == sorted(passes[1])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"fen": "not a position"}, "six fields"),
+        ({"fen": "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq"}, "six fields"),
+        ({"fen": 7}, "six fields"),
+        ({"moves": ["e2e5"], "evals_cp": [1]}, "legal moves"),
+        ({"moves": ["e2e4", "e2e4"], "evals_cp": [1, 1]}, "distinct"),
+        ({"moves": [], "evals_cp": []}, "legal moves"),
+        ({"moves": "e2e4"}, "list of moves"),
+        ({"moves": [3]}, "list of moves"),
+        ({"evals_cp": [1, 2]}, "one value per move"),
+        ({"evals_cp": [1, 2, 3, 4, 5]}, "best first"),
+        ({"evals_cp": [1.5, 1, 1, 1, 1]}, "whole centipawns"),
+        ({"evals_cp": None}, "whole centipawns"),
+    ],
+)
+def test_malformed_row_is_named(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    good = row_of(chess.Board())
+    path = Path(write(tmp_path / "rows.jsonl", [good, good | change]))
+    with pytest.raises(DataError, match=rf"rows\.jsonl, row 2: .*{words}"):
+        load_annotations(path)
+
+
+@pytest.mark.parametrize("line", ["{", "[]", "null", '{"fen": "x"}', "", "[" * 100_000])
+def test_line_that_is_no_row_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(DataError, match=r"rows\.jsonl, row 1: "):
+        load_annotations(path)
+
+
+def test_missing_and_empty_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="nowhere"):
+        load_annotations(tmp_path / "nowhere.jsonl")
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(DataError, match=r"empty\.jsonl"):
+        load_annotations(tmp_path / "empty.jsonl")
+
+
+def test_lines_beyond_the_fifth_are_left_out(tmp_path: Path) -> None:
+    row = row_of(chess.Board()) | {
+        "moves": ["e2e4", "d2d4", "c2c4", "b2b3", "a2a3", "h2h3"],
+        "evals_cp": [6, 5, 4, 3, 2, 1],
+    }
+    (kept,) = load_annotations(Path(write(tmp_path / "six.jsonl", [row])))
+    assert (kept.moves[-1], kept.evals_cp[-1], len(kept.moves)) == ("a2a3", 2, 5)
