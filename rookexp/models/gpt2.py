@@ -1,0 +1,246 @@
+"""GPT-2 in pure PyTorch, without dropout: hidden states for training, a key-value cache for decoding.
+
+Source: Radford et al. 2019; layout and tanh-GELU as in the Hugging Face implementation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class GPT2Config:
+    """Sizes, under the names of the checkpoint's config.json."""
+
+    n_layer: int  # blocks
+    n_head: int  # attention heads; divides n_embd
+    n_embd: int  # width D
+    n_positions: int  # longest sequence in tokens
+    vocab_size: int  # V
+    layer_norm_epsilon: float = 1e-5  # epsilon of every layer norm
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.n_embd // self.n_head
+
+
+class KVCache:
+    """Keys and values of P prompts, held once each, and of the tokens that N rows, a group a prompt, have added since.
+
+    All rows add their tokens in step, so the added part is never ragged: no mask, no scattered writes. Kept and
+    attended in fp32: scores rounded to bf16 part the sampler from the training forward.
+    """
+
+    def __init__(
+        self,
+        prompt_keys: Float[Tensor, "l p h s w"],
+        prompt_values: Float[Tensor, "l p h s w"],
+        lengths: Int[Tensor, " p"],
+        group_size: int,
+        capacity: int,
+    ) -> None:
+        layers, prompts, heads, size, width = prompt_keys.shape
+        self.prompt_keys = prompt_keys
+        self.prompt_values = prompt_values
+        self.lengths = lengths  # (P,) tokens of each prompt
+        padding = torch.arange(size, device=lengths.device) >= lengths[:, None]
+        self.bias = prompt_keys.new_zeros(prompts, 1, 1, size).masked_fill_(padding[:, None, None], -torch.inf)
+        self.keys = prompt_keys.new_empty(layers, prompts * group_size, heads, capacity, width)
+        self.values = torch.empty_like(self.keys)
+        self.added = 0  # tokens that each row has added
+        self._assign(torch.arange(prompts, device=lengths.device).repeat_interleave(group_size))
+
+    @property
+    def positions(self) -> Int[Tensor, " n"]:
+        """The column of each row's next token."""
+        return self.lengths[self.owner] + self.added
+
+    def keep(self, rows: Int[Tensor, " n"]) -> None:
+        """Drops all rows but these, given in ascending order, and the prompts that no row continues."""
+
+        def kept(x: Tensor) -> Tensor:
+            new = x.new_empty(len(x), len(rows), *x.shape[2:])
+            new[..., : self.added, :] = x[:, rows, :, : self.added]
+            return new
+
+        self.keys, self.values = kept(self.keys), kept(self.values)
+        prompts, owner = self.owner[rows].unique(return_inverse=True)
+        self.prompt_keys, self.prompt_values = self.prompt_keys[:, prompts], self.prompt_values[:, prompts]
+        self.lengths, self.bias = self.lengths[prompts], self.bias[prompts]
+        self._assign(owner)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "n h 1 w"]:
+        """The heads' values of one more token a row from its (N, H, 1, D/H) query, key and value; caches the latter."""
+        self.keys[layer, :, :, self.added] = k[:, :, 0]
+        self.values[layer, :, :, self.added] = v[:, :, 0]
+        keys, values = (x[layer, :, :, : self.added + 1] for x in (self.keys, self.values))  # (N, H, A, D/H)
+        query = q.float() * q.shape[-1] ** -0.5
+        with torch.autocast(q.device.type, enabled=False):
+            on_prompt = self._apart(self._together(query) @ self.prompt_keys[layer].transpose(2, 3) + self.bias)
+            weights = torch.cat((on_prompt, query @ keys.transpose(2, 3)), -1).softmax(-1)  # (N, H, 1, S + A)
+            on_prompt, on_added = weights.split((on_prompt.shape[3], keys.shape[2]), -1)
+            out = self._apart(self._together(on_prompt) @ self.prompt_values[layer]) + on_added @ values
+        return out.to(q.dtype)
+
+    def _assign(self, owner: Int[Tensor, " n"]) -> None:
+        """Row n continues prompt owner[n]; rows are sorted by prompt."""
+        counts = owner.bincount()
+        first = counts.cumsum(0) - counts
+        self.owner = owner
+        self.place = torch.arange(len(owner), device=owner.device) - first[owner]  # (N,) of a row in its group
+        places = torch.arange(int(counts.max()), device=owner.device)
+        self.members = (first[:, None] + places).clamp(max=len(owner) - 1)  # (P, G); a short group ends in strangers
+
+    def _together(self, x: Float[Tensor, "n h 1 k"]) -> Float[Tensor, "p h g k"]:
+        """The rows side by side under their prompts, so that one product serves a whole group."""
+        return x[self.members, :, 0].transpose(1, 2)
+
+    def _apart(self, x: Float[Tensor, "p h g k"]) -> Float[Tensor, "n h 1 k"]:
+        """The rows one by one again."""
+        return x[self.owner, :, self.place][:, :, None]
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Float[Tensor, "n h t w"]:
+    """The heads' values of tokens from those that `mask` (N, 1, T, S) lets them see: None = itself and earlier ones.
+
+    On a CPU in fp32 at least: its bf16 kernel is slower, backward above all (T 130, width 32: 43 ms against 18 ms, one
+    thread), and its rounding would part the training forward from the cached one.
+    """
+    if q.device.type != "cpu":
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+    exact = torch.promote_types(q.dtype, torch.float32)
+    with torch.autocast("cpu", enabled=False):
+        q_, k_, v_ = (x.to(exact) for x in (q, k, v))
+        return F.scaled_dot_product_attention(q_, k_, v_, attn_mask=mask, is_causal=mask is None).to(q.dtype)
+
+
+class Block(nn.Module):
+    """Pre-norm attention and MLP."""
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        width = config.n_embd
+        self.n_head = config.n_head
+        self.ln_1 = nn.LayerNorm(width, eps=config.layer_norm_epsilon)
+        self.c_attn = nn.Linear(width, 3 * width)
+        self.attn_proj = nn.Linear(width, width)
+        self.ln_2 = nn.LayerNorm(width, eps=config.layer_norm_epsilon)
+        self.c_fc = nn.Linear(width, 4 * width)
+        self.mlp_proj = nn.Linear(4 * width, width)
+
+    def qkv(self, x: Float[Tensor, "n t d"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each (N, H, T, D/H)."""
+        n, t, d = x.shape
+        qkv = self.c_attn(self.ln_1(x)).view(n, t, 3, self.n_head, d // self.n_head)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        return q, k, v
+
+    def finish(self, x: Float[Tensor, "n t d"], attended: Tensor) -> Float[Tensor, "n t d"]:
+        """The block's output from its input and the heads' values (N, H, T, D/H)."""
+        x = x + self.attn_proj(attended.transpose(1, 2).reshape(x.shape))
+        return x + self.mlp_proj(F.gelu(self.c_fc(self.ln_2(x)), approximate="tanh"))
+
+
+class GPT2(nn.Module):
+    """A GPT-2 whose head is its token embedding; rows are right-padded, so position = column."""
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        self.config = config
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.wpe = nn.Embedding(config.n_positions, config.n_embd)
+        blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.blocks = cast("Sequence[Block]", blocks)  # what iterating gives, which ModuleList's type does not tell
+        self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+
+    @property
+    def head_weight(self) -> Float[Tensor, "v d"]:
+        """The head's matrix: logits = hidden @ head_weight.T."""
+        return self.wte.weight
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        """Fills the parameters as GPT-2 was: normal 0.02, residual projections 0.02 / sqrt(2 L), biases zero."""
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            elif "ln_" in name:
+                nn.init.ones_(parameter)
+            else:
+                std = 0.02 / (2 * self.config.n_layer) ** 0.5 if "_proj" in name else 0.02
+                nn.init.normal_(parameter, std=std, generator=generator)
+
+    def hidden(self, tokens: Int[Tensor, "n t"]) -> Float[Tensor, "n t d"]:
+        """Final hidden states; hidden[:, t] predicts token t + 1; padding after a row's end changes nothing in it."""
+        x = self.wte(tokens) + self.wpe.weight[: tokens.shape[1]]
+        for block in self.blocks:
+            q, k, v = block.qkv(x)
+            x = block.finish(x, attention(q, k, v))
+        return self.ln_f(x)
+
+    def hidden_after(
+        self,
+        prompts: Int[Tensor, "p s"],
+        lengths: Int[Tensor, " p"],
+        owner: Int[Tensor, " n"],
+        completions: Int[Tensor, "n c"],
+    ) -> Float[Tensor, "n c d"]:
+        """Final hidden states that predict completion tokens: [:, 0] is the prompt's last, [:, j] token j - 1's.
+
+        Row n continues prompt `owner[n]`; a prompt is computed once, however many rows continue it. The same values as
+        `hidden` on the joined rows, up to rounding.
+        """
+        (n, c), size = completions.shape, prompts.shape[1]
+        columns = torch.arange(max(size, c - 1), device=prompts.device)
+        x = self.wte(prompts) + self.wpe.weight[:size]
+        positions = (lengths[owner, None] + columns[: c - 1]).clamp(max=self.config.n_positions - 1)  # of padding, too
+        y = self.wte(completions[:, :-1]) + self.wpe(positions)
+        on_prompt = (columns[:size] < lengths[:, None])[owner, None].expand(n, c - 1, size)
+        on_own = (columns[: c - 1, None] >= columns[: c - 1]).expand(n, -1, -1)
+        mask = torch.cat((on_prompt, on_own), -1)[:, None]  # (N, 1, C - 1, S + C - 1)
+        for block in self.blocks:
+            q, k, v = block.qkv(x)
+            x = block.finish(x, attention(q, k, v))
+            own_q, own_k, own_v = block.qkv(y)
+            keys, values = torch.cat((k[owner], own_k), 2), torch.cat((v[owner], own_v), 2)
+            y = block.finish(y, attention(own_q, keys, values, mask))
+        last = x[torch.arange(len(prompts), device=x.device), lengths - 1]
+        return self.ln_f(torch.cat((last[owner, None], y), 1))
+
+    def logits(self, hidden: Float[Tensor, "*n d"]) -> Float[Tensor, "*n v"]:
+        """Logits over the vocabulary."""
+        return F.linear(hidden, self.head_weight)
+
+    def prefill(
+        self, tokens: Int[Tensor, "p t"], lengths: Int[Tensor, " p"], group_size: int, capacity: int
+    ) -> tuple[Float[Tensor, "p d"], KVCache]:
+        """Each prompt's hidden state at its last token, and a cache for `group_size` rows a prompt.
+
+        The cache has room for `capacity` more tokens a row.
+        """
+        x = self.wte(tokens) + self.wpe.weight[: tokens.shape[1]]
+        keys, values = [], []
+        for block in self.blocks:
+            q, k, v = block.qkv(x)
+            keys.append(k.float())
+            values.append(v.float())
+            x = block.finish(x, attention(q, k, v))
+        last = x[torch.arange(len(tokens), device=tokens.device), lengths - 1]
+        return self.ln_f(last), KVCache(torch.stack(keys), torch.stack(values), lengths, group_size, capacity)
+
+    def decode(self, tokens: Int[Tensor, " n"], cache: KVCache) -> Float[Tensor, "n d"]:
+        """The hidden state after one more token a row, which joins the cache."""
+        # A finished row may stay in the batch for a while and run past the last position; nobody reads what it says.
+        positions = cache.positions.clamp(max=self.config.n_positions - 1)
+        x = (self.wte(tokens) + self.wpe(positions))[:, None]
+        for layer, block in enumerate(self.blocks):
+            x = block.finish(x, cache.attend(layer, *block.qkv(x)))
+        cache.added += 1
+        return self.ln_f(x[:, 0])

@@ -1,0 +1,253 @@
+"""GPT-2 folders in the Hugging Face layout, in and out; nothing is guessed: what does not fit is named and refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from rookexp.errors import DataError
+from rookexp.models.gpt2 import GPT2, GPT2Config
+
+WEIGHTS = "model.safetensors"
+FILES = ("config.json", "generation_config.json", WEIGHTS, "tokenizer.json", "vocab.json", "merges.txt")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+END_OF_TEXT = "<|endoftext|>"
+
+# In the file a projection is [in, out] (Conv1D), here [out, in] (Linear).
+PROJECTIONS = {"attn.c_attn": "c_attn", "attn.c_proj": "attn_proj", "mlp.c_fc": "c_fc", "mlp.c_proj": "mlp_proj"}
+
+# What a config.json may say about the forward pass; an absent key has the layout's own default, the first one here.
+HONOURED: dict[str, tuple[Any, ...]] = {
+    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "reorder_and_upcast_attn": (False,),
+    "add_cross_attention": (False,),
+    "tie_word_embeddings": (True,),
+}
+
+
+def fetch(repo_or_folder: str, revision: str | None) -> Path:
+    """The folder itself if there is one of that name, else the local snapshot of that Hugging Face Hub repository.
+
+    `revision` is a branch, tag or commit of the repository; None is its main branch.
+
+    Raises: DataError when there is neither, when the Hub cannot be reached, or for the revision of a local folder.
+    """
+    folder = Path(repo_or_folder).expanduser()
+    if folder.is_dir():
+        if revision is not None:
+            raise DataError(f"{folder} is a local folder and has no revision {revision!r}; leave the revision empty")
+        return folder
+    remedy = f"on a connected machine type `hf download {repo_or_folder} --local-dir FOLDER` and give FOLDER instead"
+    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repo_or_folder):
+        raise DataError(f"{repo_or_folder}: no such folder, and not a Hub id of the form owner/name")
+    import huggingface_hub  # here, because a local folder does not need its import time
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return Path(huggingface_hub.snapshot_download(repo_or_folder, revision=revision, allow_patterns=list(FILES)))
+    except (OSError, HFValidationError) as error:  # a refusal and a lost connection are OSErrors there
+        reason = str(error).strip().split("\n")[0]
+        raise DataError(f"{repo_or_folder}: not a folder here, and no download ({reason}); {remedy}") from error
+
+
+def load_model(folder: Path) -> GPT2:
+    """The folder's GPT-2 with float32 weights, whatever the file's dtype; dropout in its config has no effect.
+
+    Raises: DataError naming the file, and the key that is missing, unexpected, of a wrong shape or not honoured.
+    """
+    config = read_config(folder / "config.json")
+    with torch.device("meta"):
+        model = GPT2(config)
+    model.load_state_dict(_state(_tensors(folder), model, folder / WEIGHTS), assign=True)
+    return model
+
+
+def save_model(
+    model: GPT2, folder: Path, *, dtype: Literal["float32", "bfloat16"], tokenizer_file: Path | None
+) -> None:
+    """Writes config.json, generation_config.json and model.safetensors, and tokenizer.json if one is given.
+
+    Each file appears whole, the weights last: a folder with weights is complete. The end-of-text id in the configs is
+    that of the tokenizer file; null without one.
+
+    Raises: DataError when the tokenizer file has no end-of-text token, or one outside the model's vocabulary.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    eot_id = None if tokenizer_file is None else _eot_id(tokenizer_file, model.config.vocab_size)
+    tokens = {"bos_token_id": eot_id, "eos_token_id": eot_id}
+    if tokenizer_file is not None and tokenizer_file.resolve() != (folder / "tokenizer.json").resolve():
+        partial = folder / "tokenizer.json.partial"
+        shutil.copyfile(tokenizer_file, partial)
+        os.replace(partial, folder / "tokenizer.json")
+    _write_json(folder / "generation_config.json", tokens)
+    _write_json(folder / "config.json", {**_config_json(model.config, dtype), **tokens})
+    own = model.state_dict()
+    tensors = {}
+    for key, name in _names(model.config).items():
+        tensor = own[name].detach().to("cpu", DTYPES[dtype])
+        tensors[f"transformer.{key}"] = (tensor.t() if _is_projection(key) else tensor).contiguous()
+    partial = folder / f"{WEIGHTS}.partial"
+    save_file(tensors, partial, metadata={"format": "pt"})
+    os.replace(partial, folder / WEIGHTS)
+
+
+def parameter_count(model: GPT2) -> int:
+    """Number of scalar parameters; the tied head counts once. 124 439 808 for GPT-2 small."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def read_config(path: Path) -> GPT2Config:
+    """The sizes in a GPT-2 config.json.
+
+    Raises: DataError naming key, value and what is allowed, for anything that this model would not honour.
+    """
+    raw = _read_json(path)
+
+    def require(ok: bool, key: str, allowed: str) -> None:
+        if not ok:
+            found = f"{key}={raw[key]!r}" if key in raw else f"{key} is missing"
+            raise DataError(f"{path}: {found}; allowed: {allowed}")
+
+    require(raw.get("model_type") == "gpt2", "model_type", "'gpt2'")
+    for key, allowed in HONOURED.items():
+        require(raw.get(key, allowed[0]) in allowed, key, " or ".join(map(repr, allowed)))
+    for key in ("n_layer", "n_head", "n_embd", "n_positions", "vocab_size"):
+        require(type(raw.get(key)) is int and raw[key] > 0, key, "a whole number above 0")
+    require(raw["n_embd"] % raw["n_head"] == 0, "n_head", f"a divisor of n_embd={raw['n_embd']}")
+    require(raw.get("n_inner") in (None, 4 * raw["n_embd"]), "n_inner", f"null or {4 * raw['n_embd']}")
+    epsilon = raw.get("layer_norm_epsilon", 1e-5)
+    require(type(epsilon) is float and 0 < epsilon < math.inf, "layer_norm_epsilon", "a number above 0")
+    return GPT2Config(
+        n_layer=raw["n_layer"],
+        n_head=raw["n_head"],
+        n_embd=raw["n_embd"],
+        n_positions=raw["n_positions"],
+        vocab_size=raw["vocab_size"],
+        layer_norm_epsilon=epsilon,
+    )
+
+
+def _config_json(config: GPT2Config, dtype: str) -> dict[str, Any]:
+    return {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "n_layer": config.n_layer,
+        "n_head": config.n_head,
+        "n_embd": config.n_embd,
+        "n_inner": None,
+        "n_positions": config.n_positions,
+        "vocab_size": config.vocab_size,
+        "layer_norm_epsilon": config.layer_norm_epsilon,
+        **{key: allowed[0] for key, allowed in HONOURED.items()},
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "torch_dtype": dtype,
+    }
+
+
+def _names(config: GPT2Config) -> dict[str, str]:
+    """The file's key, without its prefix, of each of our parameters."""
+    names = {"wte.weight": "wte.weight", "wpe.weight": "wpe.weight"}
+    for i in range(config.n_layer):
+        for theirs, ours in {"ln_1": "ln_1", "ln_2": "ln_2", **PROJECTIONS}.items():
+            for kind in ("weight", "bias"):
+                names[f"h.{i}.{theirs}.{kind}"] = f"blocks.{i}.{ours}.{kind}"
+    return names | {"ln_f.weight": "ln_f.weight", "ln_f.bias": "ln_f.bias"}
+
+
+def _is_projection(key: str) -> bool:
+    return key.endswith(tuple(f".{name}.weight" for name in PROJECTIONS))
+
+
+def _state(tensors: Mapping[str, Tensor], model: GPT2, path: Path) -> dict[str, Tensor]:
+    """The model's state dict, float32 and contiguous, out of the file's tensors."""
+    found: dict[str, Tensor] = {}
+    for full, tensor in tensors.items():
+        key = full.removeprefix("transformer.")
+        if key in found:
+            raise DataError(f"{path}: {key!r} is there twice, with and without the prefix 'transformer.'")
+        found[key] = tensor
+    state = {}
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    for key, name in _names(model.config).items():
+        if key not in found:
+            raise DataError(f"{path}: missing key 'transformer.{key}'; the file is no complete GPT-2 of that config")
+        tensor, shape = found.pop(key), shapes[name][::-1] if _is_projection(key) else shapes[name]
+        if tuple(tensor.shape) != shape:
+            raise DataError(f"{path}: {key!r} has shape {list(tensor.shape)}; config.json says {list(shape)}")
+        if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
+            raise DataError(f"{path}: {key!r} is {tensor.dtype}; allowed: float32, bfloat16, float16, float64")
+        tensor = tensor.to(torch.float32)
+        if not all(math.isfinite(bound) for bound in tensor.aminmax()):  # a NaN is both; isfinite() is far slower
+            raise DataError(f"{path}: {key!r} has values that are not finite")
+        state[name] = (tensor.t() if _is_projection(key) else tensor).clone(memory_format=torch.contiguous_format)
+    head = found.pop("lm_head.weight", None)
+    if head is not None and not torch.equal(head.to(torch.float32), state["wte.weight"]):
+        raise DataError(f"{path}: 'lm_head.weight' differs from 'wte.weight'; this model's head is its token embedding")
+    for i in range(model.config.n_layer):  # causal masks that older files carry: constants, not weights
+        found.pop(f"h.{i}.attn.bias", None)
+        found.pop(f"h.{i}.attn.masked_bias", None)
+    if found:
+        raise DataError(f"{path}: unexpected key {min(found)!r} ({len(found)} in all); the file is no plain GPT-2")
+    return state
+
+
+def _tensors(folder: Path) -> dict[str, Tensor]:
+    """Everything in the folder's safetensors file."""
+    path = folder / WEIGHTS
+    if not path.is_file():
+        if (folder / f"{WEIGHTS}.index.json").is_file():
+            raise DataError(f"{folder}: weights in several files; save them as one {WEIGHTS}")
+        if any(folder.glob("*.bin")) or any(folder.glob("*.pt")):
+            raise DataError(
+                f"{folder}: pickled weights only, which can run code when read; where you trust them, type `python -c "
+                "\"from transformers import GPT2LMHeadModel as M; M.from_pretrained('FOLDER').save_pretrained('NEW')\"`"
+            )
+        raise DataError(f"{path}: no such file; copy the model's {WEIGHTS} there")
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        size = path.stat().st_size
+        raise DataError(f"{path}: truncated or not safetensors ({error}; {size} bytes); copy it again") from error
+
+
+def _eot_id(path: Path, vocab_size: int) -> int:
+    """Id of the end-of-text token in a tokenizer.json."""
+    added = {token["content"]: token["id"] for token in _read_json(path).get("added_tokens", ())}
+    if END_OF_TEXT not in added:
+        raise DataError(f"{path}: no {END_OF_TEXT} among its added_tokens; write the file with Tokenizer.save")
+    if added[END_OF_TEXT] >= vocab_size:
+        raise DataError(f"{path}: {END_OF_TEXT} has id {added[END_OF_TEXT]}, but the model has {vocab_size} tokens")
+    return added[END_OF_TEXT]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise DataError(f"{path}: no such file; copy the model's {path.name} there")
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{path}: not JSON ({error}); copy it again") from error
+    if not isinstance(raw, dict):
+        raise DataError(f"{path}: not a JSON object; copy it again")
+    return raw
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    os.replace(partial, path)

@@ -1,0 +1,191 @@
+"""One interface over tokenizer files: text to token ids and back. Only this module knows the `tokenizers` library."""
+
+from __future__ import annotations
+
+import json
+import os
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import tokenizers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from rookexp.errors import DataError
+
+END_OF_TEXT = "<|endoftext|>"
+UNKNOWN = "<|unknown|>"
+LONGEST_SPACE_RUN = 64
+EMPTY = "_"
+PIECES = EMPTY + "pnbrqkPNBRQK"
+RANKS = [chr(0x2460 + i) for i in range(8)]  # circled digits
+FILES = [chr(0x24D0 + i) for i in range(8)]  # circled letters
+RANK_ENDS = [chr(0x2474 + i) for i in range(8)]  # digits in parentheses, gone when normalising is done
+BOARD_END = r" [wb] (?:-|K?Q?k?q?) "
+SQUARE_AWARE_SPLIT = (
+    rf"[{RANKS[0]}-{RANKS[7]}][{FILES[0]}-{FILES[7]}][{PIECES}]/?"
+    r"|[PAMEB]:| ?[a-h][1-8]| ?-?(?:999|1\d\d|[1-9]\d|\d)(?!\d)|\.(?:001|\d{1,2})| {1,64}|[\s\S]"
+)
+
+
+class Tokenizer:
+    """Text to token ids and back. Ids come from text alone: no special token is added or read from the text."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, source: str) -> None:
+        eot_id = backend.token_to_id(END_OF_TEXT)
+        if eot_id is None:
+            raise DataError(f"{source}: the vocabulary has no {END_OF_TEXT} token; use the tokenizer files of a GPT-2")
+        backend.no_padding()
+        backend.no_truncation()
+        backend.add_special_tokens([END_OF_TEXT])  # in the vocabulary already: only marks it, so that decode skips it
+        backend.encode_special_tokens = True  # the text "<|endoftext|>" is ordinary text, never the delimiter
+        self.backend = backend
+        self.eot_id: int = eot_id  # the delimiter before and the stop after a document
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Tokenizer:
+        """The tokenizer of tokenizer.json, or else of vocab.json and merges.txt (byte-level BPE as in GPT-2).
+
+        Raises: DataError when the folder has neither, or when a file cannot be read.
+        """
+        whole, vocab, merges = folder / "tokenizer.json", folder / "vocab.json", folder / "merges.txt"
+        try:
+            if whole.is_file():
+                return cls(tokenizers.Tokenizer.from_file(str(whole)), str(whole))
+            if vocab.is_file() and merges.is_file():
+                return cls(_byte_level(models.BPE.from_file(str(vocab), str(merges))), str(vocab))
+        except DataError:
+            raise
+        except Exception as error:  # the library raises nothing more precise
+            raise DataError(
+                f"{folder}: tokenizer files cannot be read ({error}); copy them again from the model's repository"
+            ) from error
+        raise DataError(
+            f"{folder}: no tokenizer.json, and not both vocab.json and merges.txt; "
+            "copy these files of the model's repository into the folder"
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, special tokens included."""
+        return self.backend.get_vocab_size()
+
+    def spellings(self) -> list[str]:
+        """Each token's plain characters, "" for special ones: a circled `①` is `1`, so a named square spells `1eK`."""
+        words = [self.backend.id_to_token(i) or "" for i in range(self.vocab_size)]
+        return ["" if word in (END_OF_TEXT, UNKNOWN) else unicodedata.normalize("NFKC", word) for word in words]
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text`; nothing is added, and special tokens spelled out in it are ordinary text."""
+        return self.backend.encode(text, add_special_tokens=False).ids
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text, as `encode` gives them, on all cores."""
+        return [encoding.ids for encoding in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`; special tokens and ids outside the vocabulary give nothing."""
+        return self.backend.decode(list(ids), skip_special_tokens=True)
+
+    def save(self, folder: Path) -> None:
+        """Writes tokenizer.json, and the tokenizer_config.json with which `transformers` reads it unchanged."""
+        folder.mkdir(parents=True, exist_ok=True)
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": END_OF_TEXT,
+            "eos_token": END_OF_TEXT,
+            "clean_up_tokenization_spaces": False,
+        }
+        _write(folder / "tokenizer_config.json", json.dumps(config, indent=2) + "\n")
+        _write(folder / "tokenizer.json", self.backend.to_str(pretty=True) + "\n")
+
+
+def square_aware() -> Tokenizer:
+    """One token a board square with what stands on it, a move's square, a run of spaces, a number, or its decimals.
+
+    Before encoding, run lengths in a FEN's board are written out (`8` becomes eight `_`) and every square gets its
+    name (`K` on e1 becomes `①ⓔK`); decoding undoes both. So a piece's token says where it stands, wherever the
+    board begins. A move's square and a number take a single space before them along. Text that holds `_` or characters
+    outside printable ASCII does not come back as it was.
+    """
+    numbers = [*map(str, range(200)), "999"]
+    words = [END_OF_TEXT, UNKNOWN]
+    words += [
+        rank + file + piece + ("/" if file == FILES[7] and rank != RANKS[0] else "")
+        for rank in RANKS
+        for file in FILES
+        for piece in PIECES
+    ]
+    words += [space + file + rank for space in ("", " ") for rank in "12345678" for file in "abcdefgh"]
+    words += [space + sign + number for space in ("", " ") for sign in ("", "-") for number in numbers]
+    words += [f".{d}" for d in range(10)] + [f".{d:02d}" for d in range(100)] + [".001"]
+    words += [" " * n for n in range(1, LONGEST_SPACE_RUN + 1)]
+    words += ["P:", "A:", "M:", "E:", "B:"]
+    words += [chr(code) for code in range(33, 127) if not chr(code).isdigit()]
+    backend = tokenizers.Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=UNKNOWN))
+    backend.normalizer = normalizers.Sequence([normalizers.Replace(Regex(p), text) for p, text in _name_squares()])
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(SQUARE_AWARE_SPLIT), "isolated")
+    backend.decoder = decoders.Sequence(
+        [
+            decoders.Fuse(),
+            *(decoders.Replace(mark, "") for mark in RANKS + FILES),
+            *(decoders.Replace(EMPTY * run, str(run)) for run in range(8, 0, -1)),
+        ]
+    )
+    return Tokenizer(backend, "square_aware")
+
+
+def _name_squares() -> Iterator[tuple[str, str]]:
+    """Patterns and replacements, in order, that spell out the boards of a text square by square."""
+    square = f"[{PIECES}]"
+    for run in range(8, 0, -1):  # a digit from which nothing but board leads to a side to move and castling rights
+        yield f"{run}(?=[{PIECES}1-8/]*{BOARD_END})", EMPTY * run
+    end_above = f"[{RANK_ENDS[1]}-{RANK_ENDS[7]}]"
+    for rank in range(1, 8):  # the slash with `rank` ranks after it ends rank `rank` + 1; the lower ones are done
+        below = f"{square}{{8}}" + f"{end_above}{square}{{8}}" * (rank - 1)
+        yield f"(?<={square})/(?={below}{BOARD_END})", RANK_ENDS[rank]
+    named = f"(?:[{FILES[0]}-{FILES[7]}]{square})"
+    for file in range(7, -1, -1):
+        yield f"(?<![{FILES[0]}-{FILES[7]}])(?={square}{named}{{{7 - file}}}(?:{end_above}|{BOARD_END}))", FILES[file]
+    for rank in range(8):
+        end = RANK_ENDS[rank] if rank else BOARD_END
+        yield f"(?=[{FILES[0]}-{FILES[7]}])(?={named}{{1,8}}{end})", RANKS[rank]
+    yield end_above, "/"
+
+
+def characters() -> Tokenizer:
+    """One token a printable ASCII character."""
+    words = [END_OF_TEXT, UNKNOWN, *(chr(code) for code in range(32, 127))]
+    backend = tokenizers.Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=UNKNOWN))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    backend.decoder = decoders.Fuse()
+    return Tokenizer(backend, "characters")
+
+
+def bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Byte-level BPE with GPT-2's pipeline, its merges learned from `texts`."""
+    backend = _byte_level(models.BPE())
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    return Tokenizer(backend, "bpe")
+
+
+def _byte_level(bpe: models.BPE) -> tokenizers.Tokenizer:
+    """GPT-2's pipeline around its merges: split by its pattern, no space put before the first word."""
+    backend = tokenizers.Tokenizer(bpe)
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.post_processor = processors.ByteLevel(trim_offsets=False)
+    return backend
+
+
+def _write(path: Path, text: str) -> None:
+    """Puts the file in place whole: a reader sees the old one or the new one."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
