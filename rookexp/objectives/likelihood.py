@@ -1,0 +1,120 @@
+"""Next-token training on whole documents, through the same trainer as reinforcement."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor, nn
+
+from rookexp import ops
+from rookexp.types import Experience, LossTerms, Policy
+
+
+class Documents:
+    """Token documents in one flat tensor; each ends with its end-of-text token."""
+
+    def __init__(self, documents: Sequence[Sequence[int]]) -> None:
+        lengths = torch.tensor([len(d) for d in documents])
+        self.ends = lengths.cumsum(0)
+        self.flat = torch.tensor([token for d in documents for token in d], dtype=torch.int32)
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def batch(self, rows: Sequence[int]) -> tuple[Int[Tensor, "n t"], Bool[Tensor, "n t"]]:
+        """Right-padded ids (N, T), longest row first, and their mask (N, T)."""
+        spans = [(int(self.ends[r - 1]) if r else 0, int(self.ends[r])) for r in rows]
+        spans.sort(key=lambda span: span[0] - span[1])
+        width = spans[0][1] - spans[0][0]
+        tokens = torch.zeros(len(spans), width, dtype=torch.long)
+        mask = torch.zeros(len(spans), width, dtype=torch.bool)
+        for i, (start, end) in enumerate(spans):
+            tokens[i, : end - start] = self.flat[start:end]
+            mask[i, : end - start] = True
+        return tokens, mask
+
+
+class NextToken:
+    """Mean negative log-likelihood in nats per token; every token but a document's first is predicted."""
+
+    def __init__(
+        self,
+        *,
+        policy: Policy,
+        documents: Documents,
+        batch_documents: int,
+        seed: int,
+        autocast: Callable[[], AbstractContextManager[None]],
+        head_chunk: int,
+        device: torch.device,
+    ) -> None:
+        self.policy = policy
+        self.documents = documents
+        self.batch_documents = batch_documents
+        self.seed = seed
+        self.autocast = autocast
+        self.head_chunk = head_chunk
+        self.device = device
+        self.modules: dict[str, nn.Module] = {}
+        self._order: tuple[int, list[int]] = (-1, [])
+
+    def collect(self, step: int) -> tuple[Experience, dict[str, float]]:
+        """The step's documents: a seeded order a pass, every document once in it."""
+        count = len(self.documents)
+        start = step * self.batch_documents
+        rows = [self._row(i // count, i % count) for i in range(start, start + self.batch_documents)]
+        return self._experience(self.documents, rows), {"epoch": start / count}
+
+    def loss(self, micro: Experience) -> LossTerms:
+        """Sum over tokens of weight * -log p(token)."""
+        at = micro.predicting()
+        inputs = micro.tokens[:, :-1]
+        with self.autocast():
+            stats = ops.token_stats(
+                self.policy.hidden(inputs).flatten(0, 1)[at],
+                self.policy.head_weight,
+                micro.tokens[:, 1:].flatten()[at],
+                micro.temperature[at // inputs.shape[1]],
+                divergence=None,
+                ref_hidden=None,
+                ref_head_weight=None,
+                chunk=self.head_chunk,
+            )
+        return LossTerms(-ops.weighted_sum(stats.logprobs, micro.weights[:, 1:].flatten()[at]), {}, {})
+
+    def observe(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Nothing adapts here."""
+        return {}
+
+    @torch.no_grad()
+    def validation_loss(self, documents: Documents, batch_documents: int) -> float:
+        """Mean negative log-likelihood in nats of the tokens of `documents`, each document's first left out."""
+        total, count = 0.0, 0
+        for start in range(0, len(documents), batch_documents):
+            rows = range(start, min(start + batch_documents, len(documents)))
+            batch = self._experience(documents, rows)
+            tokens = int((batch.weights != 0).sum())
+            total += float(self.loss(batch).total) * tokens
+            count += tokens
+        return total / count
+
+    def _row(self, epoch: int, position: int) -> int:
+        """The document at a position of an epoch's order."""
+        if self._order[0] != epoch:
+            order = list(range(len(self.documents)))
+            random.Random(ops.seed_of(self.seed, "documents", epoch)).shuffle(order)
+            self._order = (epoch, order)
+        return self._order[1][position]
+
+    def _experience(self, documents: Documents, rows: Sequence[int]) -> Experience:
+        """Documents, every token of which but the first has the same weight; the weights sum to 1."""
+        tokens, mask = (x.to(self.device) for x in documents.batch(rows))
+        mask[:, 0] = False
+        weights = mask.float() / mask.sum().clamp(min=1)
+        zeros = torch.zeros_like(weights)
+        none = torch.zeros_like(tokens[:, 0])
+        return Experience(tokens, weights, zeros, zeros, torch.ones_like(weights[:, 0]), none, none)

@@ -1,0 +1,182 @@
+"""The loop: collect, update, observe, evaluate, log, save. The only place that calls backward and the optimizer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Protocol, runtime_checkable
+
+import torch
+from annotated_types import Ge, Gt
+from torch import Tensor, nn
+
+from rookexp import ops
+from rookexp.errors import ConfigError, TrainingDiverged
+from rookexp.types import Experience, LossTerms, Policy
+
+LARGEST = "/max"  # ends the name of a metric that is the largest value, not the mean
+
+
+@runtime_checkable
+class Objective(Protocol):
+    """What is trained: how experience is collected and what an update minimises."""
+
+    @property
+    def modules(self) -> Mapping[str, nn.Module]:
+        """Stateful parts (baseline, coefficient) that a checkpoint carries."""
+
+    def collect(self, step: int) -> tuple[Experience, dict[str, float]]:
+        """The step's experience and what was seen while collecting it."""
+
+    def loss(self, micro: Experience) -> LossTerms:
+        """Differentiable loss of some rows; adds up over micro-batches."""
+
+    def observe(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Lets controllers move, once a step; returns what they have to say about it."""
+
+
+@runtime_checkable
+class Tracker(Protocol):
+    """Where metrics go."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One step's metrics."""
+
+
+class Trainer:
+    """Runs `steps` steps; every random choice derives from the seed and the step, so any step can be resumed."""
+
+    def __init__(
+        self,
+        *,
+        policy: Policy,
+        objective: Objective,
+        optimizer: torch.optim.Optimizer,
+        lr: Annotated[float, Gt(0)],
+        schedule: Callable[[int], float],
+        steps: Annotated[int, Ge(1)],
+        inner_epochs: Annotated[int, Ge(1)],
+        minibatches: Annotated[int, Ge(1)],
+        micro_batch: Annotated[int, Ge(1)],
+        grad_clip: Annotated[float, Gt(0)],
+        seed: int,
+        tracker: Tracker,
+        evaluate: Callable[[int], dict[str, float]] | None,
+        eval_every: Annotated[int, Ge(1)],
+        save: Callable[[int], None] | None,
+        save_every: Annotated[int, Ge(1)],
+    ) -> None:
+        self.policy = policy
+        self.objective = objective
+        self.optimizer = optimizer
+        self.lr = lr
+        self.schedule = schedule
+        self.steps = steps
+        self.inner_epochs = inner_epochs
+        self.minibatches = minibatches
+        self.micro_batch = micro_batch
+        self.grad_clip = grad_clip
+        self.seed = seed
+        self.tracker = tracker
+        self.evaluate = evaluate
+        self.eval_every = eval_every
+        self.save = save
+        self.save_every = save_every
+
+    def fit(self, start: int = 0) -> None:
+        """Trains from step `start` to the end; what is logged at s is the state after s steps, so 0 is the start.
+
+        Raises: TrainingDiverged at the first non-finite gradient, with the weights as they were before it.
+        """
+        if start == 0 and self.evaluate is not None:
+            self.tracker.log(0, self.evaluate(0))
+        for step in range(start, self.steps):
+            began = time.perf_counter()
+            experience, metrics = self.objective.collect(step)
+            metrics |= self.update(step, experience)
+            metrics |= self.objective.observe(metrics)
+            seconds = time.perf_counter() - began
+            metrics |= {"step_s": seconds, "tokens_per_s": metrics.pop("tokens") / seconds}
+            done = step + 1
+            last = done == self.steps
+            if self.evaluate is not None and (last or done % self.eval_every == 0):
+                metrics |= self.evaluate(done)
+            self.tracker.log(done, metrics)
+            if self.save is not None and (last or done % self.save_every == 0):
+                self.save(done)
+
+    def update(self, step: int, experience: Experience) -> dict[str, float]:
+        """`inner_epochs` passes over the experience, `minibatches` optimizer steps each, all at the step's lr.
+
+        Returns the loss, its parts and grad_norm (before clipping) averaged over those optimizer steps; of values per
+        token the mean over all weighted tokens, whatever their weights and the cut into (micro-)batches; and `tokens`,
+        how many have a weight.
+        Raises: TrainingDiverged; ConfigError for more minibatches than rows.
+        """
+        lr = self.lr * self.schedule(step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        weighted = experience.weights != 0
+        last = (weighted * torch.arange(1, weighted.shape[1] + 1, device=weighted.device)).amax(1)
+        ends, counts, prompts = torch.stack([last, weighted.sum(1), experience.prompt]).tolist()  # of each row
+        terms: list[LossTerms] = []
+        norms: list[Tensor] = []
+        for epoch in range(self.inner_epochs):
+            for rows in self._minibatches(step, epoch, len(ends)):
+                norms.append(self._optimizer_step(step, experience, rows, ends, prompts, terms))
+        return {**_means(terms, norms, self.inner_epochs), "lr": lr, "tokens": float(sum(counts))}
+
+    def _minibatches(self, step: int, epoch: int, n: int) -> list[list[int]]:
+        """The n rows in `minibatches` shares of nearly equal size, drawn anew in every epoch."""
+        if self.minibatches > n:
+            raise ConfigError(f"minibatches={self.minibatches}: allowed: at most the {n} rows of a step")
+        if self.minibatches == 1:
+            return [list(range(n))]
+        generator = torch.Generator().manual_seed(ops.seed_of(self.seed, "minibatches", step, epoch))
+        return [rows.tolist() for rows in torch.randperm(n, generator=generator).tensor_split(self.minibatches)]
+
+    def _optimizer_step(
+        self,
+        step: int,
+        experience: Experience,
+        rows: Sequence[int],
+        ends: Sequence[int],
+        prompts: Sequence[int],
+        terms: list[LossTerms],
+    ) -> Tensor:
+        """The gradient's norm before clipping; appends the loss of each micro-batch to `terms`, detached.
+
+        Rows of one prompt share a micro-batch, and then rows of similar length; rows without a weight are left out.
+        """
+        neighbours = sorted((row for row in rows if ends[row]), key=lambda row: (prompts[row], -ends[row]))
+        for i in range(0, len(neighbours), self.micro_batch):
+            index = neighbours[i : i + self.micro_batch]
+            micro = self.objective.loss(experience.rows(torch.tensor(index), max(ends[row] for row in index)))
+            # Every token keeps its weight in the whole experience, whichever minibatch it falls into; a minibatch has
+            # one share of those weights, and its optimizer step shall be as long as one with all of them.
+            (micro.total * self.minibatches).backward()
+            terms.append(replace(micro, total=micro.total.detach()))
+        norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.grad_clip)
+        if not torch.isfinite(norm):
+            values = ", ".join(f"{name} {value:.4g}" for name, value in _means(terms, [norm], 1).items())
+            raise TrainingDiverged(
+                f"step {step + 1}: the gradient is not finite; so far {values}. The weights were not changed by it. "
+                "Lower optim.lr or grpo.clip_high, or check the rewards"
+            )
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+
+def _means(terms: Sequence[LossTerms], norms: Sequence[Tensor], epochs: int) -> dict[str, float]:
+    """The metrics of a step; one read from the device."""
+    values = {"grad_norm": torch.stack(list(norms)).mean()}
+    if terms:
+        values["loss"] = torch.stack([t.total for t in terms]).sum() / epochs
+        for name in terms[0].parts:
+            values[name] = torch.stack([t.parts[name] for t in terms]).sum() / epochs
+        for name in terms[0].per_token:
+            tokens = torch.cat([t.per_token[name] for t in terms])
+            values[name] = tokens.max() if name.endswith(LARGEST) else tokens.mean()
+    return dict(zip(values, torch.stack([value.float() for value in values.values()]).tolist(), strict=True))

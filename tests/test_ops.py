@@ -1,0 +1,241 @@
+"""Token statistics against the plain formula over full logits, and the small helpers."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rookexp import kl, ops
+
+M, D, V = 7, 4, 11
+Z = torch.tensor([[1, 0, -1, 0.5]], dtype=torch.float64)  # logits of one token
+DIVERGENCES = [None, kl.forward, kl.reverse, kl.symmetric]
+
+
+def inputs(dtype=torch.float64, m=M, d=D, v=V) -> dict:
+    """Arguments of `token_stats` without chunk and divergence; the rows have different temperatures."""
+    g = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=g, dtype=torch.float64).to(dtype)
+
+    return {
+        "hidden": draw(m, d).requires_grad_(),
+        "head_weight": draw(v, d).requires_grad_(),
+        "targets": torch.randint(v, (m,), generator=g),
+        "temperature": torch.linspace(0.5, 1.5, m).to(dtype),
+        "ref_hidden": draw(m, d + 1),
+        "ref_head_weight": draw(v, d + 1),
+    }
+
+
+def naive(x: dict, divergence) -> tuple[Tensor, ...]:
+    """Log-probs, entropies and divergences by the book."""
+    logp = (x["hidden"] @ x["head_weight"].T / x["temperature"][:, None]).log_softmax(1)
+    stats = (logp.gather(1, x["targets"][:, None])[:, 0], -(logp.exp() * logp).sum(1))
+    if divergence is None:
+        return stats
+    logq = (x["ref_hidden"] @ x["ref_head_weight"].T / x["temperature"][:, None]).log_softmax(1)
+    return (*stats, divergence(logp, logq))
+
+
+def fused(x: dict, divergence, chunk: int) -> tuple[Tensor, ...]:
+    stats = ops.token_stats(**x, divergence=divergence, chunk=chunk)
+    assert (stats.kl is None) == (divergence is None)
+    return tuple(s for s in (stats.logprobs, stats.entropy, stats.kl) if s is not None)
+
+
+def gradients(x: dict, stats: tuple[Tensor, ...], used: list[int]) -> tuple[Tensor, ...]:
+    """Gradients at hidden and head_weight of a sum over the `used` statistics with different weights a token."""
+    loss = sum((stats[i] * torch.linspace(-1, 2 + i, len(stats[i])).to(stats[i])).sum() for i in used)
+    return torch.autograd.grad(loss, (x["hidden"], x["head_weight"]))
+
+
+def test_golden_values_and_gradients():
+    """With the identity as head the hidden state is the logits, so its gradient is theirs."""
+    z = Z.clone().requires_grad_()
+    eye, w = torch.eye(4).double(), torch.tensor([[0.2, 0.1, 0, -0.3]], dtype=torch.float64)
+    one = torch.ones(1).double()
+    for divergence, kl_nats, kl_grad in [
+        (kl.forward, 0.1840345406559, [0.1291151884, -0.1094355155, -0.0979919932, 0.0783123204]),
+        (kl.reverse, 0.2306527120266, [0.1736994583, -0.0973433965, -0.1817101088, 0.105354047]),
+    ]:
+        stats = ops.token_stats(z, eye, torch.tensor([3]), one, divergence, w, eye, 8)
+        assert stats.logprobs.item() == pytest.approx(-1.2465672692, abs=1e-10)
+        assert stats.entropy.item() == pytest.approx(1.1929791180110, abs=1e-12)
+        assert stats.kl.item() == pytest.approx(kl_nats, abs=1e-12)
+        (entropy_grad,) = torch.autograd.grad(stats.entropy.sum(), z, retain_graph=True)
+        expected = [-0.21159513, 0.0965299895, 0.099659084, 0.0154060565]
+        assert entropy_grad[0].tolist() == pytest.approx(expected, abs=1e-9)
+        assert torch.autograd.grad(stats.kl.sum(), z)[0][0].tolist() == pytest.approx(kl_grad, abs=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "expected"),
+    [
+        (1.0, [-0.7465672692, -1.7465672692, -2.7465672692, -1.2465672692]),
+        (1.3, [-0.8581500220, -1.6273807913, -2.3966115605, -1.2427654067]),
+    ],
+)
+def test_log_probs_are_those_of_the_tempered_policy(temperature, expected):
+    t = torch.full((4,), temperature, dtype=torch.float64)
+    stats = ops.token_stats(Z.expand(4, 4), torch.eye(4).double(), torch.arange(4), t, None, None, None, 3)
+    assert stats.logprobs.tolist() == pytest.approx(expected, abs=1e-10)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, M, 100])
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+@pytest.mark.parametrize("used", [[0], [1], [0, 1], [2], [0, 2], [0, 1, 2]])
+def test_values_and_gradients_equal_the_plain_formula(chunk, divergence, used):
+    if divergence is None:
+        used = [i for i in used if i < 2] or [0]
+    x = inputs()
+    expected, stats = naive(x, divergence), fused(x, divergence, chunk)
+    torch.testing.assert_close(stats, expected, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(gradients(x, stats, used), gradients(x, expected, used), rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+def test_gradcheck(divergence):
+    x = inputs(m=3, d=2, v=5)
+    leaves = x.pop("hidden"), x.pop("head_weight")
+    assert torch.autograd.gradcheck(
+        lambda hidden, head: fused({**x, "hidden": hidden, "head_weight": head}, divergence, 2), leaves
+    )
+
+
+@pytest.mark.parametrize("name", ["hidden", "head_weight"])
+def test_a_frozen_input_gets_no_gradient(name):
+    x = inputs()
+    x[name].requires_grad_(False)
+    stats = fused(x, kl.forward, 3)
+    sum(s.sum() for s in stats).backward()
+    assert {n for n in ("hidden", "head_weight") if x[n].grad is not None} == {"hidden", "head_weight"} - {name}
+
+
+def test_no_tokens():
+    x = inputs(m=0)
+    stats = fused(x, kl.forward, 3)
+    assert [s.shape for s in stats] == [(0,)] * 3
+    assert all((g == 0).all() for g in gradients(x, stats, [0, 1, 2]))
+
+
+def test_equal_models_have_divergence_exactly_zero():
+    x = inputs(torch.float32, m=50, d=16, v=100)
+    x |= {"ref_hidden": x["hidden"].detach(), "ref_head_weight": x["head_weight"].detach()}
+    for divergence in DIVERGENCES[1:]:
+        assert (fused(x, divergence, 8)[2] == 0).all()
+
+
+def test_an_unused_statistic_costs_no_backward(monkeypatch):
+    """A divergence that is only a metric is evaluated in forward alone, and its reference is not projected again."""
+    x, calls, real = inputs(), [], ops._log_softmax
+
+    def divergence(logp: Tensor, logq: Tensor) -> Tensor:
+        calls.append("divergence")
+        return kl.forward(logp, logq)
+
+    def log_softmax(hidden: Tensor, weight: Tensor, temperature: Tensor) -> Tensor:
+        calls.append("policy" if hidden.shape[1] == D else "reference")
+        return real(hidden, weight, temperature)
+
+    monkeypatch.setattr(ops, "_log_softmax", log_softmax)
+    stats = fused(x, divergence, M)
+    assert calls == ["policy", "reference", "divergence"]
+    gradients(x, stats, [0])
+    assert calls[3:] == ["policy"]
+    calls.clear()
+    gradients(x, fused(x, divergence, M), [0, 2])
+    assert calls[3:] == ["policy", "reference", "divergence"]
+    calls.clear()
+    gradients(x, fused(x, None, M), [0, 1])
+    assert calls == ["policy", "policy"]
+
+
+def test_never_more_than_a_chunk_of_logits():
+    """Between forward and backward only the inputs are kept, and no tensor ever made has tokens x vocabulary."""
+    m, v, chunk = 64, 50, 8
+    x = inputs(m=m, v=v)
+    kept, made = [], []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            made.extend(t.numel() for t in (out if isinstance(out, tuple) else [out]) if isinstance(t, Tensor))
+            return out
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t)
+    with Watch():
+        with hooks:
+            stats = fused(x, kl.symmetric, chunk)
+        gradients(x, stats, [0, 1, 2])
+    assert {t.data_ptr() for t in kept} == {t.data_ptr() for t in x.values()}
+    assert made.count(chunk * v) > 10 * (m // chunk)  # the watch saw the chunks of both passes
+    assert max(made) == chunk * v
+
+
+def test_autocast_multiplies_in_bf16_and_does_the_rest_in_float32():
+    x = inputs(torch.float32, m=40, d=32, v=60)
+    rounded = {n: t.detach().bfloat16() if t.is_floating_point() and n != "temperature" else t for n, t in x.items()}
+    logp = (rounded["hidden"] @ rounded["head_weight"].T).float().div(x["temperature"][:, None]).log_softmax(1)
+    expected = logp.gather(1, x["targets"][:, None])[:, 0]
+    with torch.autocast("cpu", torch.bfloat16):
+        stats = fused(x, kl.forward, 16)
+    assert {s.dtype for s in stats} == {torch.float32}
+    torch.testing.assert_close(stats[0], expected, rtol=0, atol=1e-5)
+    grads = gradients(x, stats, [0, 1, 2])
+    assert {g.dtype for g in grads} == {torch.float32}
+    for got, want in zip(grads, gradients(x, naive(x, kl.forward), [0, 1, 2]), strict=True):
+        assert ((got - want).norm() / want.norm()).item() < 0.02  # bf16 keeps 8 bits
+
+
+def test_a_bf16_model_gets_bf16_gradients_and_float32_statistics():
+    x = inputs(torch.bfloat16, m=6)
+    stats = fused(x, kl.forward, 4)
+    assert {s.dtype for s in stats} == {torch.float32}
+    assert {g.dtype for g in gradients(x, stats, [0, 1, 2])} == {torch.bfloat16}
+
+
+def test_float32_log_probs_of_large_logits():
+    """Logits around -60, as GPT-2's are, cost no more than float32's rounding."""
+    x = inputs(torch.float64, m=30, d=8, v=200)
+    x["hidden"].data[:, 0], x["head_weight"].data[:, 0] = -8.0, 8.0
+    exact = naive(x, None)
+    stats = fused({n: t.float() if t.is_floating_point() else t for n, t in x.items()}, None, 7)
+    torch.testing.assert_close(stats, tuple(e.float() for e in exact), rtol=0, atol=1e-4)
+
+
+def test_zero_outside_and_weighted_sum_ignore_what_padding_holds():
+    x = torch.tensor([1.0, float("nan"), 2.0, float("inf")], requires_grad=True)
+    e = torch.tensor(1.0).exp().item()
+    mask = torch.tensor([True, False, True, False])
+    loss = ops.weighted_sum(x, torch.tensor([0.5, 0.0, 2.0, 0.0])) + ops.zero_outside(x, mask).exp()[mask].sum()
+    loss.backward()
+    assert loss.item() == pytest.approx(4.5 + e + e**2)
+    assert x.grad.tolist() == pytest.approx([0.5 + e, 0, 2 + e**2, 0])
+    assert ops.weighted_sum(x.detach(), mask.float()).item() == 3
+    assert ops.weighted_sum(x.detach(), torch.ones(4)).isnan()  # a weighted NaN is not hidden
+
+
+def test_seeds_are_the_same_in_every_process():
+    assert ops.seed_of(42, "sample", 3, 1) == 1552755343752671741
+    code = "from rookexp.ops import seed_of; print(seed_of(42, 'sample', 3, 1))"
+    assert int(subprocess.check_output([sys.executable, "-c", code])) == ops.seed_of(42, "sample", 3, 1)
+
+
+def test_seeds_tell_parts_apart():
+    parts = [(1, 23), (12, 3), (123,), ("1", 23), (1, "23"), ("1, 23",), (23, 1), (), (0,), (-1,), ("a", "b"), ("ab",)]
+    assert len({ops.seed_of(*p) for p in parts}) == len(parts)
+    with pytest.raises(TypeError):
+        ops.seed_of(0.5)
+
+
+@given(st.lists(st.integers() | st.text()))
+def test_seeds_fit_a_generator(parts):
+    seed = ops.seed_of(*parts)
+    assert 0 <= seed < 2**63
+    torch.Generator().manual_seed(seed)

@@ -1,0 +1,361 @@
+"""The loop: nothing depends on how a batch is cut, on what is logged, or on whether the process was killed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import PROMPTS, Ask, Letters, Record, Vowels, flat, gradient, grpo, nudged, policy, shuffled, trainer
+from torch import Tensor, nn
+
+from rookexp import checkpoint, kl, losses
+from rookexp.baselines import GroupMean
+from rookexp.errors import ConfigError, TrainingDiverged
+from rookexp.evaluation import Greedy
+from rookexp.models.gpt2 import GPT2
+from rookexp.schedule import Cosine
+from rookexp.types import Experience, LossTerms
+
+AGGREGATIONS = [losses.token_mean, losses.sequence_mean, losses.constant_length]
+
+
+def collected(model: GPT2, **changes: Any) -> tuple[Any, Experience]:
+    """An objective with all terms on, and experience from a policy that has moved since."""
+    objective = grpo(model, single_update=False, **changes)
+    experience, _ = objective.collect(0)
+    nudged(model, 0.05)
+    return objective, experience
+
+
+def updated(aggregation: Any, *, shuffle: bool = False, **changes: Any) -> tuple[Tensor, dict[str, float]]:
+    """How far one update moves the parameters, and its metrics, in double precision."""
+    model = policy().double()
+    objective, experience = collected(model, aggregation=aggregation)
+    before = flat(model)
+    metrics = trainer(model, objective, **changes).update(0, shuffled(experience) if shuffle else experience)
+    return flat(model) - before, metrics
+
+
+# ---- the cut --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS, ids=lambda f: f.__name__)
+def test_neither_micro_batches_nor_the_order_of_rows_change_anything(aggregation: Any) -> None:
+    whole, metrics = updated(aggregation)
+    model = policy().double()
+    objective, experience = collected(model, aggregation=aggregation)
+    terms = objective.loss(experience)
+    expected = -gradient(model, terms.total)
+    assert metrics["loss"] == pytest.approx(terms.total.item(), rel=1e-6)
+    assert metrics["policy_loss"] == pytest.approx(terms.parts["policy_loss"].item(), rel=1e-6)
+    for name, values in terms.per_token.items():
+        expected_value = values.max() if name == "ratio/max" else values.mean()
+        assert metrics[name] == pytest.approx(expected_value.item(), rel=1e-6, abs=1e-9)
+    assert torch.allclose(whole, expected, atol=1e-12 * float(expected.abs().max()), rtol=1e-9)
+    for micro_batch in (1, 2, 5, 11):
+        for shuffle in (False, True):
+            moved, others = updated(aggregation, micro_batch=micro_batch, shuffle=shuffle)
+            assert torch.allclose(moved, whole, atol=1e-12 * float(whole.abs().max()), rtol=1e-9)
+            assert others == pytest.approx(metrics, rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("passes", [{"minibatches": 5}, {"inner_epochs": 3}, {"minibatches": 3, "inner_epochs": 2}])
+def test_metrics_of_several_updates_are_those_of_the_whole_batch(aggregation: Any, passes: dict[str, int]) -> None:
+    still = {"lr": 1e-30, "micro_batch": 2}  # the policy stays where it is
+    _, expected = updated(aggregation, **still)
+    _, metrics = updated(aggregation, **still, **passes)
+    del expected["grad_norm"], metrics["grad_norm"]  # of other batches
+    assert metrics == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+class Linear:
+    """A loss whose gradient is the same wherever the policy is; remembers the rows of each optimizer step."""
+
+    def __init__(self, model: GPT2) -> None:
+        self.table = model.wte.weight
+        self.modules: dict[str, nn.Module] = {}
+        self.steps: list[list[int]] = [[]]
+
+    def collect(self, step: int) -> Any: ...
+
+    def loss(self, micro: Experience) -> LossTerms:
+        self.steps[-1] += micro.tokens[:, 0].tolist()
+        return LossTerms((self.table[micro.tokens[:, 0]].sum(1) * micro.weights[:, 1]).sum(), {}, {})
+
+    def observe(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        return {}
+
+
+def linear_update(step: int = 0, **changes: Any) -> tuple[list[list[int]], Tensor]:
+    """The rows (of ten, with weights 1 to 10) in each optimizer step, and how far the parameters went."""
+    model = policy()
+    objective = Linear(model)
+
+    class Counting(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            super().step(closure)
+            objective.steps.append([])
+
+    weights = torch.zeros(10, 2)
+    weights[:, 1] = torch.arange(1, 11)
+    experience = Experience(
+        torch.arange(10)[:, None].expand(10, 2), weights, weights, weights, torch.ones(10), *torch.zeros(2, 10).long()
+    )
+    before = flat(model)
+    optimizer = Counting(model.parameters(), lr=1.0)
+    trainer(model, objective, optimizer, micro_batch=2, **changes).update(step, experience)
+    return objective.steps[:-1], flat(model) - before
+
+
+def test_minibatches_are_all_rows_once_an_epoch_in_a_new_order() -> None:
+    found, _ = linear_update(minibatches=4, inner_epochs=2)
+    assert [len(rows) for rows in found] == [3, 3, 2, 2] * 2
+    epochs = [[row for rows in half for row in rows] for half in (found[:4], found[4:])]
+    assert [sorted(rows) for rows in epochs] == [list(range(10))] * 2
+    assert epochs[0] != epochs[1]
+    assert linear_update(minibatches=4, inner_epochs=2)[0] == found
+    assert linear_update(1, minibatches=4, inner_epochs=2)[0] != found
+    assert linear_update(minibatches=4, inner_epochs=2, seed=1)[0] != found
+
+
+@pytest.mark.parametrize("minibatches", [2, 3, 10])
+def test_minibatch_steps_are_on_average_as_long_as_a_whole_batchs(minibatches: int) -> None:
+    _, whole = linear_update()
+    _, moved = linear_update(minibatches=minibatches)
+    assert torch.allclose(moved / minibatches, whole, atol=1e-5)
+
+
+def test_micro_batches_keep_a_prompts_rows_together_and_have_no_column_beyond_the_longest() -> None:
+    model = policy()
+    objective, experience = collected(model)
+    shapes: list[tuple[int, ...]] = []
+    prompts: list[int] = []
+    loss = objective.loss
+
+    def spied(micro: Experience) -> LossTerms:
+        assert (micro.weights[:, -1] != 0).any()
+        shapes.append(tuple(micro.tokens.shape))
+        prompts.extend(micro.prompt.tolist())
+        return loss(micro)  # type: ignore[no-any-return]
+
+    objective.loss = spied
+    trainer(model, objective, micro_batch=5).update(0, experience)
+    assert [rows for rows, _ in shapes] == [5, 5, 2]
+    assert prompts == sorted(prompts)
+    assert len(set(prompts)) == len(PROMPTS)
+
+
+def test_rows_without_a_weight_cost_nothing_and_an_empty_batch_moves_nothing() -> None:
+    model = policy()
+    objective, experience = collected(model)
+    half = experience.weights.clone()
+    half[::2] = 0
+    before = flat(model)
+    kept = replace(experience, weights=half)
+    metrics = trainer(model, objective, micro_batch=1).update(0, kept)
+    assert math.isfinite(metrics["ratio/max"])
+    assert metrics["tokens"] == int((half != 0).sum())
+    assert not torch.equal(flat(model), before)
+    before = flat(model)
+    nothing = replace(experience, weights=half * 0)
+    metrics = trainer(model, objective, micro_batch=1).update(0, nothing)
+    assert metrics == {"grad_norm": 0.0, "lr": 1.0, "tokens": 0.0}
+    assert torch.equal(flat(model), before)
+
+
+def test_more_minibatches_than_rows_are_refused() -> None:
+    model = policy()
+    objective, experience = collected(model)
+    with pytest.raises(ConfigError, match=r"minibatches=13: allowed: at most the 12 rows"):
+        trainer(model, objective, minibatches=13).update(0, experience)
+
+
+# ---- one optimizer step ---------------------------------------------------------------------------------------------
+
+
+def test_long_gradients_are_scaled_down_and_logged_as_they_were() -> None:
+    free, metrics = updated(losses.token_mean)
+    assert metrics["grad_norm"] == pytest.approx(float(free.norm()), rel=1e-6)
+    clipped, others = updated(losses.token_mean, grad_clip=1e-3)
+    assert others["grad_norm"] == metrics["grad_norm"]
+    assert float(clipped.norm()) == pytest.approx(1e-3, rel=1e-3)
+    assert torch.allclose(clipped / clipped.norm(), free / free.norm(), atol=1e-9)
+
+
+def test_the_rate_of_step_s_is_that_of_the_schedule_at_s() -> None:
+    schedule = Cosine(total_steps=6, warmup_steps=2, floor_ratio=0.1)
+    model = policy()
+    groups = [{"params": [p for p in model.parameters() if p.dim() == d]} for d in (1, 2)]
+    used: list[list[float]] = []
+
+    class Spied(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            used.append([group["lr"] for group in self.param_groups])
+
+    record = Record()
+    objective = grpo(model, single_update=False)
+    trainer(
+        model,
+        objective,
+        Spied(groups, lr=9.0),
+        lr=0.5,
+        schedule=schedule.factor,
+        steps=7,
+        minibatches=2,
+        tracker=record,
+    ).fit()
+    expected = [0.5 * schedule.factor(step) for step in range(7)]
+    assert used == [[rate, rate] for rate in expected for _ in range(2)]
+    assert [row["lr"] for row in record.rows] == expected
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_ends_the_run_before_the_weights_move(value: float) -> None:
+    class Late(Vowels):
+        def score(self, prompts: Any, texts: Any) -> Any:
+            scores = super().score(prompts, texts)
+            calls.append(1)
+            if len(calls) == 3:
+                scores.rewards[1] = value
+            return scores
+
+    calls: list[int] = []
+    model = policy()
+    objective = grpo(model, reward=Late())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0)
+    record = Record()
+    seen: list[Tensor] = []
+    made = trainer(
+        model, objective, optimizer, lr=1e-3, steps=5, tracker=record, micro_batch=4,
+        save=lambda step: seen.append(flat(model)),
+    )  # fmt: skip
+    with pytest.raises(TrainingDiverged, match=r"step 3: .*not finite.*loss (nan|inf).*lr"):
+        made.fit()
+    assert len(record.rows) == len(seen) == 2
+    assert torch.equal(flat(model), seen[-1])
+    assert not torch.equal(seen[0], seen[1])
+    assert {float(state["step"]) for state in optimizer.state.values()} == {2.0}
+
+
+# ---- the run --------------------------------------------------------------------------------------------------------
+
+
+def test_what_happens_at_which_step() -> None:
+    model, record = policy(), Record()
+    evaluated: list[int] = []
+    saved: list[tuple[int, int]] = []
+
+    def evaluate(step: int) -> dict[str, float]:
+        evaluated.append(step)
+        return {"eval/reward": float(step)}
+
+    trainer(
+        model, grpo(model), lr=1e-3, steps=5, tracker=record, evaluate=evaluate, eval_every=2,
+        save=lambda step: saved.append((step, len(record.rows))), save_every=3,
+    ).fit()  # fmt: skip
+    assert evaluated == [0, 2, 4, 5]
+    assert saved == [(3, 4), (5, 6)]  # a saved step is a logged one
+    assert [row["step"] for row in record.rows] == list(range(6))
+    assert record.rows[0] == {"step": 0, "eval/reward": 0.0}
+    assert [row["step"] for row in record.rows if "eval/reward" in row] == evaluated
+    names = {"reward/mean", "reward/first", "frac_reward_zero_std", "completions/mean_length", "kl", "kl_coef"}
+    names |= {"kl_share", "entropy", "loss", "policy_loss", "grad_norm", "ratio/max", "lr", "tokens_per_s", "step_s"}
+    assert all(names <= row.keys() for row in record.rows[1:])
+    assert all(isinstance(value, (int, float)) for row in record.rows for value in row.values())
+
+
+class Run:
+    """A run with everything that has a state: AdamW, a KL warm-up, a moving task, several updates a step."""
+
+    def __init__(self, steps: int, *, loud: bool = True) -> None:
+        self.model = policy()
+        self.record = Record()
+        self.completions: list[Sequence[Any]] = []
+        self.objective = grpo(
+            self.model,
+            task=Ask(PROMPTS, moving=True),
+            coefficient=kl.WarmupKL(coef=0.3, warmup_steps=3, shape="linear"),
+            baseline=GroupMean(std="sample", std_eps=1e-4, std_floor=0.05),
+            divergence=kl.symmetric,
+            single_update=False,
+            on_completions=lambda step, rows: self.completions.append(list(rows)) if loud else None,
+        )
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1.0, weight_decay=0.1)
+        prompts = Ask(PROMPTS).select(0)
+        parts: dict[str, Any] = {"tokenizer": Letters(), "prompts": prompts, "reward": Vowels(), "max_new_tokens": 4}
+        greedy = Greedy(policy=self.model, autocast=torch.no_grad, **parts)
+        self.trainer = trainer(
+            self.model,
+            self.objective,
+            self.optimizer,
+            lr=3e-3,
+            schedule=Cosine(total_steps=5, warmup_steps=1, floor_ratio=0.0).factor,
+            steps=steps,
+            inner_epochs=2,
+            minibatches=2,
+            micro_batch=4,
+            grad_clip=0.5,
+            tracker=self.record if loud else Silent(),
+            evaluate=greedy if loud else None,
+            eval_every=2,
+        )
+
+
+class Silent:
+    """A tracker that forgets."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+
+def test_logging_changes_nothing() -> None:
+    loud, silent = Run(4), Run(4, loud=False)
+    start = flat(loud.model)
+    loud.trainer.fit()
+    silent.trainer.fit()
+    assert len(loud.record.rows) == 5
+    assert len(loud.completions) == 4
+    assert torch.equal(flat(loud.model), flat(silent.model))
+    assert not torch.equal(flat(loud.model), start)
+
+
+@pytest.mark.parametrize("killed", [1, 3, 4])
+def test_killed_and_resumed_equals_straight_bitwise(tmp_path: Path, killed: int) -> None:
+    straight, first, second = Run(5), Run(killed), Run(5)
+    straight.trainer.fit()
+    first.trainer.schedule = straight.trainer.schedule
+    first.trainer.fit()
+    folder = checkpoint.save(
+        tmp_path,
+        step=killed,
+        model=first.model,
+        tokenizer_file=None,
+        optimizer=first.optimizer,
+        modules=first.objective.modules,
+        history={},
+        keep=1,
+    )
+    restored = checkpoint.restore(
+        folder, model=second.model, optimizer=second.optimizer, modules=second.objective.modules
+    )
+    assert restored.step == killed
+    second.trainer.fit(restored.step)
+    assert torch.equal(flat(second.model), flat(straight.model))
+    assert second.record.timeless() == straight.record.timeless()[killed + 1 :]
+    assert repr(second.completions) == repr(straight.completions[killed:])  # NaN is not equal to itself
+    assert [row["kl_coef"] for row in straight.record.rows[1:]] == pytest.approx([0, 0.1, 0.2, 0.3, 0.3])
+
+
+def test_two_runs_are_equal_and_another_seed_is_not() -> None:
+    first, second, other = Run(2), Run(2), Run(2)
+    other.objective.seed = 1
+    for run in (first, second, other):
+        run.trainer.fit()
+    assert first.record.timeless() == second.record.timeless()
+    assert torch.equal(flat(first.model), flat(second.model))
+    assert not torch.equal(flat(first.model), flat(other.model))
