@@ -1,0 +1,229 @@
+"""The only place that sees the object graph: from a plain config, checked before a model loads, to what a door runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, MinLen
+
+from rookexp import check, generate, kl, losses, nodes, session
+from rookexp.errors import ConfigError, DataError
+from rookexp.hardware import Hardware
+from rookexp.heldout import HeldOut, read_documents
+from rookexp.nodes import Config, make, without
+from rookexp.objectives import likelihood
+from rookexp.policies import Pretrained
+from rookexp.track import FanOut, JsonlTracker
+
+GROUPS = ("model", "task", "reward", "grpo", "baseline", "kl", "optim", "hardware", "eval", "track")
+PRETRAIN_GROUPS = ("model", "optim", "hardware", "track")
+EVALUATE_GROUPS = ("model", "hardware")
+# What is passed by name below although YAML could write it; a config key of that name would be a second source.
+GIVEN = {
+    "grpo": ("single_update", "exact_sampler", "seed", "head_chunk"),
+    "track": ("folder", "first_step", "total_steps"),
+}
+HELD_OUT_GIVEN = ("model", "tokenizer", "autocast", "folder")
+# Keys that stand in a group for their meaning and are not parameters of the group's target.
+ALSO: dict[str, dict[str, Any]] = {
+    "grpo": {
+        "kl_type": Literal["forward", "reverse", "symmetric"],  # functions of rookexp.kl
+        "aggregation": Literal["token_mean", "sequence_mean", "constant_length"],  # functions of rookexp.losses
+        "prompts_per_step": Annotated[int, Ge(1)],
+        "inner_epochs": Annotated[int, Ge(1)],
+        "minibatches": Annotated[int, Ge(1)],
+        **check.type_hints(generate.Sampling),
+        "temperature": Annotated[float, Gt(0)],  # greedy rollouts would all be the same
+    },
+    "eval": {
+        "every": Annotated[int, Ge(1)],
+        "positions": str | None,
+    },
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """The keys at the top that belong to no group."""
+
+    seed: Annotated[int, Ge(0)]  # every random choice of a run derives from it
+    task_name: Annotated[str, MinLen(1)]  # first part of the run folder
+    steps: Annotated[int, Ge(1)]  # collect-and-learn steps
+    save_every: Annotated[int, Ge(1)]  # steps between checkpoints
+    keep_checkpoints: Annotated[int, Ge(1)]  # so many of the newest stay on disk
+    resume: str | None  # a run folder to continue
+    verdict: Literal["report", "require", "off"]  # whether the greedy reward must have risen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pretraining:
+    """The keys at the top of conf/pretrain.yaml that belong to no group."""
+
+    seed: Annotated[int, Ge(0)]  # every random choice of a run derives from it
+    task_name: Annotated[str, MinLen(1)]  # first part of the run folder
+    corpus: str  # folder of train.txt and validation.txt
+    steps: Annotated[int, Ge(1)]  # optimizer steps
+    batch_documents: Annotated[int, Ge(1)]  # documents of a step
+    validation_documents: Annotated[int, Ge(1)]  # held-out documents whose loss is measured
+    eval_every: Annotated[int, Ge(1)]  # steps between two measurements
+    save_every: Annotated[int, Ge(1)]  # steps between checkpoints
+    keep_checkpoints: Annotated[int, Ge(1)]  # so many of the newest stay on disk
+    resume: str | None  # a run folder to continue
+
+
+def check_config(config: Config) -> dict[str, Any]:
+    """The keys of conf/config.yaml that belong to no group; refused if any key, type or value is not allowed.
+
+    Raises: ConfigError naming the full key, the value, what is allowed and the nearest spelling.
+    """
+    return check_groups(config, GROUPS, Run)
+
+
+def check_groups(
+    config: Config, groups: Sequence[str], target: Callable[..., Any], given: Collection[str] = ()
+) -> dict[str, Any]:
+    """The keys that are `target`'s, as `nodes.check_groups` has it, with what this module knows of the groups."""
+    return nodes.check_groups(config, groups, target, given=given, group_given=GIVEN, group_also=ALSO)
+
+
+def build_training(config: Config, run_folder: Path) -> session.Training:
+    """The trainer of conf/config.yaml, checked, then built part by part, each passed to the next by name.
+
+    Raises: ConfigError, DataError or EngineError for what cannot be built.
+    """
+    run = Run(**check_config(config))
+    start = session.find_start(run.resume, run.steps)
+    grpo, hardware = config["grpo"], make(config["hardware"])
+    policy = load_policy(config, hardware)
+    objects = {
+        "policy": policy.model,
+        "tokenizer": policy.tokenizer,
+        "reward": make(config["reward"]),
+        "baseline": make(config["baseline"]),
+        "coefficient": make(config["kl"]),
+        "sampling": generate.Sampling(**{field.name: grpo[field.name] for field in fields(generate.Sampling)}),
+        "divergence": getattr(kl, grpo["kl_type"]),
+        "aggregation": getattr(losses, grpo["aggregation"]),
+        "single_update": grpo["inner_epochs"] * grpo["minibatches"] == 1,
+        "exact_sampler": hardware.precision == "fp32",
+        "autocast": hardware.autocast,
+        "head_chunk": hardware.head_chunk,
+        "seed": run.seed,
+    }
+    task = make(config["task"], **objects)
+    tracker = build_tracker(config, run_folder, start, run.steps)
+    every = config["eval"]["every"]
+
+    def on_completions(step: int, rows: Sequence[dict[str, Any]]) -> None:
+        if step % every == 0:
+            tracker.log_completions(step, [{"kind": "sampled", **row} for row in rows])
+
+    objective = make(without(grpo, ALSO["grpo"]), task=task, on_completions=on_completions, **objects)
+    asked = config["eval"]["positions"]
+    prompts = (task if asked is None else make({**config["task"], "positions": asked}, **objects)).prompts()
+    greedy = make(without(config["eval"], ALSO["eval"]), prompts=prompts, **objects)
+
+    def evaluate(step: int) -> dict[str, float]:
+        metrics: dict[str, float] = greedy(step)
+        tracker.log_completions(step, [{"kind": "greedy", **row} for row in greedy.completions])
+        return metrics
+
+    return session.assemble(
+        run,
+        run_folder,
+        start=start,
+        policy=policy,
+        objective=objective,
+        optim=make(config["optim"]),
+        hardware=hardware,
+        tracker=tracker,
+        evaluate=evaluate,
+        eval_every=every,
+        inner_epochs=grpo["inner_epochs"],
+        minibatches=grpo["minibatches"],
+    )
+
+
+def build_pretraining(config: Config, run_folder: Path) -> session.Training:
+    """The trainer of conf/pretrain.yaml, checked and built.
+
+    Raises: ConfigError or DataError for what cannot be built.
+    """
+    run = Pretraining(**check_groups(config, PRETRAIN_GROUPS, Pretraining))
+    start = session.find_start(run.resume, run.steps)
+    files = [Path(run.corpus) / name for name in ("train.txt", "validation.txt")]
+    texts = [read_documents(file) for file in files]
+    texts[1] = texts[1][: run.validation_documents]
+    hardware: Hardware = make(config["hardware"])
+    policy = load_policy(config, hardware)
+    train, validation = (token_documents(policy, *part) for part in zip(files, texts, strict=True))
+    objective = likelihood.NextToken(
+        policy=policy.model,
+        documents=train,
+        batch_documents=run.batch_documents,
+        seed=run.seed,
+        autocast=hardware.autocast,
+        head_chunk=hardware.head_chunk,
+        device=hardware.device,
+    )
+    return session.assemble(
+        run,
+        run_folder,
+        start=start,
+        policy=policy,
+        objective=objective,
+        optim=make(config["optim"]),
+        hardware=hardware,
+        tracker=build_tracker(config, run_folder, start, run.steps),
+        evaluate=lambda step: {"eval/loss": objective.validation_loss(validation, run.batch_documents)},
+        eval_every=run.eval_every,
+        inner_epochs=1,
+        minibatches=1,
+    )
+
+
+def token_documents(policy: Pretrained, file: Path, texts: Sequence[str]) -> likelihood.Documents:
+    """The texts of a file as tokens, each with its end.
+
+    Raises: DataError where there is none; ConfigError where one is longer than the model's positions.
+    """
+    if not texts:
+        raise DataError(f"{file}: empty; make it with `python -m rookexp.data`")
+    ids = [[*document, policy.tokenizer.eot_id] for document in policy.tokenizer.encode_all(texts)]
+    longest, places = max(map(len, ids)), policy.model.config.n_positions
+    if longest > places + 1:  # the last token is predicted and never read
+        raise ConfigError(f"model.n_positions={places}: allowed: >= {longest - 1}, for the longest document of {file}")
+    return likelihood.Documents(ids)
+
+
+def build_evaluation(config: Config, run_folder: Path) -> HeldOut:
+    """The evaluation of conf/evaluate.yaml, checked and built.
+
+    Raises: ConfigError or DataError for what cannot be built.
+    """
+    own = check_groups(config, EVALUATE_GROUPS, HeldOut, HELD_OUT_GIVEN)
+    hardware: Hardware = make(config["hardware"])
+    policy = load_policy(config, hardware)
+    return HeldOut(model=policy.model, tokenizer=policy.tokenizer, autocast=hardware.autocast, folder=run_folder, **own)
+
+
+def load_policy(config: Config, hardware: Hardware) -> Pretrained:
+    """The model on its device, and its tokenizer."""
+    policy: Pretrained = make(config["model"])
+    return Pretrained(policy.model.to(hardware.device), policy.tokenizer)
+
+
+def build_tracker(config: Config, run_folder: Path, start: session.Start, steps: int) -> FanOut:
+    """The trackers of conf/track as one; a run that goes on logs from the step after its checkpoint.
+
+    Raises: ConfigError when none writes metrics.jsonl.
+    """
+    first_step = start.step + 1 if start.step else 0
+    about = {"folder": run_folder, "first_step": first_step, "total_steps": steps}
+    trackers = [make(node, **about) for node in config["track"].values()]
+    if not any(isinstance(tracker, JsonlTracker) for tracker in trackers):
+        raise ConfigError("track.jsonl: missing; allowed: a rookexp.track.JsonlTracker, whose file the report reads")
+    return FanOut(trackers=trackers)

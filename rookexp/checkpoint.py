@@ -1,0 +1,270 @@
+"""A training's state on disk: safetensors and JSON, never pickle; a folder with its final name is complete.
+
+`<run>/checkpoints/step-000050/` holds `model/` (Hugging Face layout, so any door can read it), optimizer.safetensors
+(the optimizer's state by parameter name), modules.safetensors (baseline, coefficient) and trainer.json (the step, the
+history, and size and checksum of every other file). Hyperparameters such as the learning rate or the weight decay are
+not restored: the configuration has them, and a resumed run may change them. Nor is a random state: draws derive from
+seed and step.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from rookexp import __version__
+from rookexp.errors import DataError
+from rookexp.models import weights
+from rookexp.models.gpt2 import GPT2
+
+FORMAT = 1
+FOLDER = "checkpoints"
+NAME = re.compile(r"step-(\d{6,})")
+PARTIAL = ".partial-"
+TRAINER, OPTIMIZER, MODULES, MODEL = "trainer.json", "optimizer.safetensors", "modules.safetensors", "model"
+CHUNK_BYTES = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a checkpoint says beyond the tensors that were put back."""
+
+    step: int  # updates done; the next one is the update of this step
+    history: dict[str, list[float]]  # as it was saved; NaN where a value was not finite
+
+
+def save(
+    run_folder: Path,
+    *,
+    step: int,
+    model: GPT2,
+    tokenizer_file: Path | None,
+    optimizer: torch.optim.Optimizer,
+    modules: Mapping[str, nn.Module],
+    history: Mapping[str, Sequence[float]],
+    keep: int,
+) -> Path:
+    """The new checkpoint's folder, after `step` updates; it appears whole, then all but the newest `keep` >= 1 go.
+
+    Raises: DataError when it cannot be written (a full disk); the earlier checkpoints are then as they were.
+    """
+    root = run_folder / FOLDER
+    final = root / f"step-{step:06d}"
+    partial = root / f"{PARTIAL}{final.name}"
+    try:
+        _clear_partials(root)
+        partial.mkdir(parents=True)
+        weights.save_model(model, partial / MODEL, dtype="float32", tokenizer_file=tokenizer_file)
+        tensors, scalars = _optimizer_state(optimizer, _names(model, modules))
+        save_file(tensors, partial / OPTIMIZER)
+        save_file(_module_state(modules), partial / MODULES)
+        about = {
+            "format": FORMAT,
+            "step": step,
+            "versions": {"rookexp": __version__, "torch": str(torch.__version__)},
+            "optimizer": {"kind": type(optimizer).__name__, "scalars": scalars},
+            "history": {name: [_finite(value) for value in values] for name, values in history.items()},
+            "files": {name: _stamp(partial / name) for name in _files(partial)},
+        }
+        (partial / TRAINER).write_text(json.dumps(about, allow_nan=False) + "\n", encoding="utf-8")
+        _sync(partial)
+        if final.exists():  # a resumed run comes by the same step again
+            os.replace(final, root / f"{PARTIAL}replaced-{final.name}")
+        os.replace(partial, final)
+        _sync_folder(root)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        left = latest(run_folder)
+        usable = f"{left} is untouched and usable" if left else "there is no earlier one"
+        raise DataError(f"{final}: checkpoint not written ({error}); {usable}. Free some space and resume") from error
+    _clear_partials(root)
+    for old in checkpoints(run_folder)[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def checkpoints(run_folder: Path) -> list[Path]:
+    """The run's complete checkpoints, oldest first; unfinished ones have other names."""
+    folders = (run_folder / FOLDER).glob("step-*")
+    found = [(int(match[1]), path) for path in folders if (match := NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(found)]
+
+
+def latest(run_folder: Path) -> Path | None:
+    """The newest checkpoint, None when there is none."""
+    return next(reversed(checkpoints(run_folder)), None)
+
+
+def restore(
+    folder: Path, *, model: GPT2, optimizer: torch.optim.Optimizer, modules: Mapping[str, nn.Module]
+) -> Restored:
+    """Puts weights, optimizer state and module state back, bit by bit; nothing is touched unless all of it fits.
+
+    Raises: DataError naming the file that is missing, damaged or of another model, optimizer or set of modules. An
+    older checkpoint is never taken silently in its place.
+    """
+    about = _read_about(folder)
+    for name, stamp in about["files"].items():
+        _check(folder, name, stamp)
+    weights_before = weights.load_model(folder / MODEL).state_dict()
+    _require_same(folder / MODEL, "weight", weights_before, model.state_dict())
+    module_tensors = _load(folder / MODULES)
+    _require_same(folder / MODULES, "buffer", module_tensors, _module_state(modules))
+    kind = about["optimizer"]["kind"]
+    if kind != type(optimizer).__name__:
+        raise DataError(f"{folder / OPTIMIZER}: state of {kind}, but the run uses {type(optimizer).__name__}")
+    state = _optimizer_dict(folder / OPTIMIZER, about["optimizer"]["scalars"], optimizer, _names(model, modules))
+    model.load_state_dict(weights_before)
+    for key, module in modules.items():
+        module.load_state_dict({name: module_tensors[f"{key}.{name}"] for name in module.state_dict()})
+    optimizer.load_state_dict(state)
+    nan = float("nan")
+    history = {name: [nan if value is None else value for value in row] for name, row in about["history"].items()}
+    return Restored(step=about["step"], history=history)
+
+
+def _names(model: nn.Module, modules: Mapping[str, nn.Module]) -> dict[Tensor, str]:
+    """The name under which each parameter's state is kept."""
+    names: dict[Tensor, str] = {parameter: f"model.{name}" for name, parameter in model.named_parameters()}
+    for key, module in modules.items():
+        names |= {parameter: f"modules.{key}.{name}" for name, parameter in module.named_parameters()}
+    return names
+
+
+def _module_state(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    return {
+        f"{key}.{name}": _copy(value) for key, module in modules.items() for name, value in module.state_dict().items()
+    }
+
+
+def _optimizer_state(
+    optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """Tensors and plain numbers of the state, by `parameter/entry`."""
+    tensors: dict[str, Tensor] = {}
+    scalars: dict[str, float] = {}
+    for parameter, entries in optimizer.state.items():
+        for entry, value in entries.items():
+            if isinstance(value, Tensor):
+                tensors[f"{names[parameter]}/{entry}"] = _copy(value)
+            elif value is not None:
+                scalars[f"{names[parameter]}/{entry}"] = value
+    return tensors, scalars
+
+
+def _optimizer_dict(
+    path: Path, scalars: Mapping[str, float], optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]
+) -> dict[str, Any]:
+    """A state dict with the file's state and the optimizer's own groups."""
+    entries: dict[str, dict[str, Any]] = {}
+    for key, value in {**_load(path), **scalars}.items():
+        name, _, entry = key.rpartition("/")
+        entries.setdefault(name, {})[entry] = value
+    state = {}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for index, parameter in enumerate(parameters):
+        own = entries.pop(names[parameter], None)
+        if own is None:
+            continue  # no gradient has reached it yet
+        for entry, value in own.items():
+            if isinstance(value, Tensor) and value.dim() and value.shape != parameter.shape:
+                raise DataError(f"{path}: {names[parameter]}/{entry} has shape {list(value.shape)}, the parameter "
+                                f"{list(parameter.shape)}")  # fmt: skip
+        state[index] = own
+    if entries:
+        raise DataError(f"{path}: state of {min(entries)!r}, which this run does not train")
+    return {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
+
+
+def _require_same(path: Path, what: str, found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    for name in sorted(found.keys() ^ own.keys()):
+        raise DataError(f"{path}: {what} {name!r} is {'not in this run' if name in found else 'missing'}")
+    for name, value in own.items():
+        if found[name].shape != value.shape:
+            raise DataError(f"{path}: {what} {name!r} has shape {list(found[name].shape)}, not {list(value.shape)}")
+
+
+def _read_about(folder: Path) -> dict[str, Any]:
+    path = folder / TRAINER
+    try:
+        about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if about["format"] != FORMAT:
+            raise DataError(f"{path}: checkpoint format {about['format']}; this version reads {FORMAT}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: missing or damaged ({error}); {_way_out(folder)}") from error
+    return about
+
+
+def _check(folder: Path, name: str, stamp: Mapping[str, int]) -> None:
+    path = folder / name
+    found = _stamp(path) if path.is_file() else None
+    if found != dict(stamp):
+        state = "missing" if found is None else f"damaged ({found['bytes']} bytes, {stamp['bytes']} were written)"
+        raise DataError(f"{path}: {state}; {_way_out(folder)}")
+
+
+def _way_out(folder: Path) -> str:
+    older = [path for path in checkpoints(folder.resolve().parent.parent) if path.name < folder.resolve().name]
+    return f"delete {folder} to resume from " + (older[-1].name if older else "the start")
+
+
+def _load(path: Path) -> dict[str, Tensor]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no mapping
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{path}: cannot be read ({error})") from error
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if abs(float(value)) < float("inf") else None
+
+
+def _files(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def _stamp(path: Path) -> dict[str, int]:
+    crc = 0
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            crc = zlib.crc32(chunk, crc)
+    return {"bytes": path.stat().st_size, "crc32": crc}
+
+
+def _clear_partials(root: Path) -> None:
+    for path in root.glob(f"{PARTIAL}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _sync(folder: Path) -> None:
+    """Waits until the folder's files are on the disk, so that the rename cannot overtake them."""
+    for name in _files(folder):
+        with (folder / name).open("rb") as file:
+            os.fsync(file.fileno())
+    for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
+        _sync_folder(path)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,127 @@
+"""What a run was: resolved configuration, code revision, versions and seeds, written beside its results."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+PACKAGES = (
+    "rookexp", "torch", "numpy", "safetensors", "tokenizers", "huggingface-hub", "hydra-core", "omegaconf", "optuna",
+    "chess", "wandb",
+)  # fmt: skip
+SECRET = re.compile(r"(^|[._-])(api_?key|token|password|passwd|secret)$", re.IGNORECASE)
+HIDDEN = "***"
+
+
+def write_run_info(folder: Path, config: Mapping[str, Any], argv: Sequence[str]) -> None:
+    """Writes config.yaml (resolved) and run.json (command, revision, versions, seeds) into the run folder.
+
+    A resumed run moves what run.json said of the earlier start into its list `earlier_starts`. Values under keys that
+    name a secret are starred; the environment is not written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "run.json"
+    earlier: list[Any] = []
+    if path.exists():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        earlier = [*before.pop("earlier_starts"), before]
+    info = {
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "argv": [_redacted_argument(argument) for argument in argv],
+        "git": git_state(),
+        "packages": _versions(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "cpu_cores": os.cpu_count(),
+        "seeds": dict(_seeds(config, "")),
+        "earlier_starts": earlier,
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(redacted(config), sort_keys=False), encoding="utf-8")
+    write_atomic(path, json.dumps(info, indent=2) + "\n")
+
+
+def redacted(value: Any) -> Any:
+    """The plain dicts and lists of a configuration, with strings under secret-sounding keys starred."""
+    if isinstance(value, Mapping):
+        return {
+            key: HIDDEN if isinstance(inner, str) and SECRET.search(str(key)) else redacted(inner)
+            for key, inner in value.items()
+        }
+    return [redacted(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def is_secret(argument: str) -> bool:
+    """Whether a command-line word `key=value` gives a value to a secret-sounding key."""
+    key, equals, _ = argument.partition("=")
+    return bool(equals) and SECRET.search(key) is not None
+
+
+def git_state() -> dict[str, Any] | None:
+    """Commit and whether tracked or new files differ from it; None where this code is not under git's control."""
+    home = Path(__file__).parent
+    if not _git(home, "ls-files", Path(__file__).name):
+        return None  # an installed copy inside somebody else's repository, or no git
+    return {"revision": _git(home, "rev-parse", "HEAD"), "dirty": bool(_git(home, "status", "--porcelain", ":/"))}
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON has it: None for numbers that are not finite, floats for tensor and NumPy scalars."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Replaces the file's text in one move: a reader sees the old text or the new."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8", newline="\n")
+    os.replace(partial, path)
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _redacted_argument(argument: str) -> str:
+    return f"{argument.partition('=')[0]}={HIDDEN}" if is_secret(argument) else argument
+
+
+def _seeds(config: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _seeds(value, f"{prefix}{key}.")
+        elif key == "seed" or str(key).endswith("_seed"):
+            yield f"{prefix}{key}", value

@@ -1,0 +1,201 @@
+"""A training from its first line to its last: a trainer with all that surrounds it, and how the run ends."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from rookexp import check, checkpoint, door, report, stop, track, verdict
+from rookexp.errors import ConfigError, RunStopped, TrainingDiverged, VerdictFailed
+from rookexp.hardware import Hardware
+from rookexp.optim import AdamW
+from rookexp.policies import Pretrained
+from rookexp.run_info import write_run_info
+from rookexp.track import FanOut
+from rookexp.trainer import Objective, Trainer
+
+CURVES = "curves.png"
+SAMPLES = 3  # completions that are shown before and after
+
+
+class Settings(Protocol):
+    """The keys at the top that every training has."""
+
+    @property
+    def seed(self) -> int:
+        """Every random choice of the run derives from it."""
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole run, those before a resume included."""
+
+    @property
+    def save_every(self) -> int:
+        """Steps between checkpoints."""
+
+    @property
+    def keep_checkpoints(self) -> int:
+        """So many of the newest stay on disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a run begins."""
+
+    step: int  # updates that are done
+    checkpoint: Path | None  # the state after them; None for a new run
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """A trainer, ready to run, and what a session needs to know of it."""
+
+    trainer: Trainer
+    tracker: FanOut
+    start: Start
+    stop: stop.Stop
+
+
+def find_start(resume: str | None, steps: int) -> Start:
+    """The newest checkpoint of the run folder `resume`; a new run where that is None. No model is loaded.
+
+    Raises: ConfigError when there is no checkpoint, or when no step is left to do.
+    """
+    if resume is None:
+        return Start(0, None)
+    newest = checkpoint.latest(Path(resume))
+    if newest is None:
+        raise ConfigError(
+            f"resume={resume}: no checkpoint in it; allowed: a run folder with one, or null to start anew"
+        )
+    done = int(newest.name.rpartition("-")[2])
+    if done >= steps:
+        raise check.refusal("steps", steps, f"{resume} is finished, with {done} steps done; allowed: more than {done}")
+    return Start(done, newest)
+
+
+def assemble(
+    settings: Settings,
+    folder: Path,
+    *,
+    start: Start,
+    policy: Pretrained,
+    objective: Objective,
+    optim: AdamW,
+    hardware: Hardware,
+    tracker: FanOut,
+    evaluate: Callable[[int], dict[str, float]],
+    eval_every: int,
+    inner_epochs: int,
+    minibatches: int,
+) -> Training:
+    """The trainer with its optimizer and checkpoints, in the state that `start` names."""
+    optimizer = optim.optimizer(policy.model)
+    if start.checkpoint is not None:
+        checkpoint.restore(start.checkpoint, model=policy.model, optimizer=optimizer, modules=objective.modules)
+    policy.tokenizer.save(folder / "tokenizer")
+    asked = stop.Stop()
+
+    def after_step(step: int) -> None:
+        last = step == settings.steps
+        if last or asked.signal is not None or step % settings.save_every == 0:
+            checkpoint.save(
+                folder,
+                step=step,
+                model=policy.model,
+                tokenizer_file=folder / "tokenizer" / "tokenizer.json",
+                optimizer=optimizer,
+                modules=objective.modules,
+                history={},
+                keep=settings.keep_checkpoints,
+            )
+        if asked.signal is not None and not last:
+            raise RunStopped(f"{asked.signal.name} after step {step}", stop.exit_status(asked.signal))
+
+    trainer = Trainer(
+        policy=policy.model,
+        objective=objective,
+        optimizer=optimizer,
+        lr=optim.lr,
+        schedule=optim.schedule.factor,
+        steps=settings.steps,
+        inner_epochs=inner_epochs,
+        minibatches=minibatches,
+        micro_batch=hardware.micro_batch,
+        grad_clip=optim.grad_clip,
+        seed=settings.seed,
+        tracker=tracker,
+        evaluate=evaluate,
+        eval_every=eval_every,
+        save=after_step,
+        save_every=1,  # it sees every step, because a signal may come in any
+    )
+    return Training(trainer, tracker, start, asked)
+
+
+def pretrain(training: Training, config: Mapping[str, Any], folder: Path) -> None:
+    """Trains, and closes the trackers however that ends."""
+    with tracked(training, config, folder, "pretrain"):
+        fit(training)
+    print(f"model: {checkpoint.latest(folder)}/{checkpoint.MODEL}")
+
+
+def train(training: Training, config: Mapping[str, Any], folder: Path) -> None:
+    """Trains, judges the run by its own records, and shows the end of it.
+
+    Raises: VerdictFailed where `verdict=require` and a criterion failed.
+    """
+    with tracked(training, config, folder, "train"):
+        fit(training)
+        rows = track.read_jsonl(folder / track.METRICS)
+        judged = None if config["verdict"] == "off" else verdict.judge_rows(rows)
+        training.tracker.summary(
+            {
+                "costs": report.costs(rows),
+                "before_after": {name: [before, after] for name, before, after in report.before_after(rows)},
+                "verdict": None if judged is None else asdict(judged),
+            }
+        )
+    completions = [row for row in track.read_jsonl(folder / track.COMPLETIONS) if row["kind"] == "greedy"]
+    report.plot(rows, folder / CURVES, title=f"{config['task_name']}, seed {config['seed']}")
+    report.show(rows, completions, judged, folder, samples=SAMPLES)
+    if judged is not None and not judged.passed and config["verdict"] == "require":
+        failed = [reason for reason in judged.reasons if reason.startswith("FAIL")]
+        raise VerdictFailed("verdict FAIL: " + "; ".join(failed))
+
+
+def fit(training: Training) -> None:
+    """Runs the steps that are left; a signal ends the run after a whole one.
+
+    Raises: RunStopped, with that step saved.
+    """
+    with training.stop.listening():
+        training.trainer.fit(training.start.step)
+
+
+@contextmanager
+def tracked(training: Training, config: Mapping[str, Any], folder: Path, door_name: str) -> Iterator[None]:
+    """A run's folder and trackers, opened and, whatever happens inside, closed with the status that it came to."""
+    write_run_info(folder, config, sys.argv)
+    door.keep_overrides(folder)
+    training.tracker.start(config)
+    status, cause = "failed", ""
+    try:
+        yield
+        status = "finished"
+    except (KeyboardInterrupt, SystemExit, RunStopped) as error:
+        status, cause = "interrupted", f" by {error}" if isinstance(error, RunStopped) else ""
+        raise
+    except TrainingDiverged:
+        status = "diverged"
+        raise
+    finally:
+        training.tracker.finish(status)
+        if status != "finished" and checkpoint.latest(folder) is not None:
+            command = f"python -m rookexp.{door_name} {shlex.quote(f'resume={folder}')}"
+            print(f"{status}{cause}; to go on type: {command}", file=sys.stderr)

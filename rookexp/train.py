@@ -1,0 +1,24 @@
+"""`python -m rookexp.train`: GRPO training of conf/config.yaml and what the command line changes in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rookexp import door
+
+
+def main() -> None:
+    """The door: composes the config, then trains."""
+    door.enter(train, "config")
+
+
+def train(config: dict[str, Any], run_folder: Path) -> None:
+    """Checks the whole config, builds what it names and trains; writes under `run_folder` only."""
+    from rookexp import build, session  # torch comes with them; --help does without
+
+    session.train(build.build_training(config, run_folder), config, run_folder)
+
+
+if __name__ == "__main__":
+    main()

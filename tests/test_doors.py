@@ -1,0 +1,282 @@
+"""The doors as a shell meets them: every mistake is one line, each run has its folder, and asking is quick."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from rookexp import build, data, door, evaluate, pretrain, train
+from rookexp.errors import ConfigError, TrainingDiverged
+
+DOORS: dict[str, Callable[[dict[str, Any], Path], None]] = {
+    "config": train.train,
+    "pretrain": pretrain.pretrain,
+    "data": data.make_corpus,
+    "evaluate": evaluate.evaluate,
+}
+
+
+class Entered:
+    """What the door gave its task."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[dict[str, Any], Path]] = []
+        self.error: Exception | None = None
+
+    def __call__(self, config: dict[str, Any], run_folder: Path) -> None:
+        self.calls.append((config, run_folder))
+        build.check_config(config)
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.fixture
+def enter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quiet_logging: None) -> Any:
+    """Calls the door as a shell would, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(door.FULL_ERROR, raising=False)
+
+    def call(*argv: str, error: Exception | None = None) -> Entered:
+        monkeypatch.setattr(sys, "argv", ["rookexp-train", *argv])
+        task = Entered()
+        task.error = error
+        door.enter(task, "config")
+        return task
+
+    return call
+
+
+# ---- mistakes -------------------------------------------------------------------------------------------------------
+
+MISTAKES = {
+    # found by the checker
+    "grpo.kl_type=simmetric": "grpo.kl_type=simmetric: allowed: forward, reverse, symmetric; did you mean symmetric?",
+    "grpo.temperature=0": "grpo.temperature=0: allowed: a number > 0",
+    "grpo.inner_epochs=0": "grpo.inner_epochs=0: allowed: an integer >= 1",
+    "grpo.group_size=2.5": "grpo.group_size=2.5: allowed: an integer",
+    "optim.lr=-1": "optim.lr=-1: allowed: a number > 0",
+    "optim.lr=abc": "optim.lr=abc: allowed: a number > 0",
+    "optim.lr=nan": "optim.lr=nan: allowed: a number > 0",
+    "optim.betas=[0.9]": "optim.betas=[0.9]: allowed: a list, each a number >= 0 and < 1 of length 2",
+    "hardware.device=gpu": "hardware.device=gpu: allowed: auto, cpu, cuda, mps",
+    "kl._target_=rookexp.kl.Warmup": "kl._target_=rookexp.kl.Warmup: no 'Warmup' in rookexp.kl; did you mean WarmupKL?",
+    "+optim.lrr=3": "optim.lrr=3: no such key; allowed in optim: lr, betas",
+    "+grpo.seed=3": "grpo.seed=3: no such key",
+    "+kl.extra.key=1": "kl.extra={'key': 1}: no such key",
+    "+foo=1": "foo=1: no such key or group; allowed at the top: model, task",
+    "+kll=fixed": "kll=fixed: no such key or group",
+    "~grpo.kl_type": "grpo.kl_type: missing; allowed: forward, reverse, symmetric",
+    "~optim.lr": "optim.lr: missing; allowed: a number > 0",
+    "~kl": "kl=null: allowed: an option of conf/kl/, as in kl=NAME",
+    "+track.extra=1": "track.extra=1: allowed: a node with a _target_",
+    "seed=-1": "seed=-1: allowed: an integer >= 0",
+    "verdict=requir": "verdict=requir: allowed: report, require, off; did you mean require?",
+    "model.path=${nope}": "model.path: Interpolation key 'nope' not found",
+    "seed=???": "seed: ",
+    # found while composing
+    "grpo.kl_typ=x": "did you mean grpo.kl_type?",
+    "kl=warmpu": "kl=warmpu: allowed: fixed, none, warmup; did you mean kl=warmup?",
+    "klx=none": "klx=none: no such key; allowed at the top: ",
+    "lr=3": "did you mean optim.lr?",
+    "grpo=1": "grpo=1: allowed: default",
+    "kl.coef.x=1": "kl.coef.x=1: kl.coef is a value and holds no keys",
+    "+kl=fixed": "+kl=fixed: kl has a choice already; type kl=fixed",
+    "+optim.lr=3": "+optim.lr=3: there is a value already; type optim.lr=3",
+    "experiment=overfti": "experiment=overfti: allowed: overfit",
+    "kl=fixed,none": "kl: several values need the flag -m",
+    "kl=[": "kl=[: allowed: key=value or group=option",
+    "kl": "kl: allowed: key=value or group=option",
+    "--multirn": "--multirn: no such flag; allowed: key=value, group=option, ",
+    "--config-name=nothing": "Cannot find primary config 'nothing'",
+}
+
+
+@pytest.mark.parametrize("argument", MISTAKES)
+def test_a_mistake_is_one_line_and_status_2(argument: str, enter: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_status:
+        enter(argument)
+    assert exit_status.value.code == 2
+    captured = capfd.readouterr()
+    assert captured.err.count("\n") == 1, captured.err
+    assert captured.err.startswith("error: ")
+    assert MISTAKES[argument] in captured.err
+
+
+def test_a_mistake_in_a_sweep_names_the_value(enter: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_status:
+        enter("-m", "kl=none,fixde")
+    assert exit_status.value.code == 2
+    assert "kl=fixde: allowed: fixed, none, warmup; did you mean kl=fixed?" in capfd.readouterr().err
+
+
+def test_each_failing_job_of_a_sweep_has_one_line_and_the_others_run(
+    enter: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_status:
+        enter("-m", "optim.lr=-1,0.5,nan", "seed=7")
+    assert exit_status.value.code == 2
+    captured = capfd.readouterr()
+    assert captured.err.splitlines() == [
+        "error: job 0 (optim.lr=-1 seed=7): optim.lr=-1: allowed: a number > 0",
+        "error: job 2 (optim.lr=nan seed=7): optim.lr=nan: allowed: a number > 0",
+    ]
+    assert "#2" in captured.out
+
+
+TINY = (
+    "model=fresh_nano model.seed=0 model.n_layer=1 model.n_head=1 model.n_embd=8 hardware=cpu hardware.precision=fp32"
+)
+DOOR_MISTAKES = [
+    ("config", f"{TINY} task.positions=nowhere.jsonl", "nowhere.jsonl"),
+    ("config", f"{TINY} eval.positions=nowhere.jsonl", "nowhere.jsonl"),
+    ("config", f"{TINY} ~track.jsonl", "track.jsonl: missing"),
+    ("config", f"{TINY} eval.every=0", "eval.every=0: allowed: an integer >= 1"),
+    ("config", "model.path=nowhere", "nowhere: no such folder"),
+    ("config", f"{TINY} model.n_head=3", "model.n_head=3: allowed: a divisor of model.n_embd=8"),
+    ("pretrain", "stesp=3", "stesp=3: no such key; allowed at the top: "),
+    ("pretrain", "steps=many", "steps=many: allowed: an integer >= 1"),
+    ("pretrain", "corpus=nowhere", "nowhere/train.txt"),
+    ("pretrain", "model=fresh_nno", "did you mean model=fresh_nano?"),
+    ("data", "quotas.openning=0.1", "did you mean quotas.opening?"),
+    ("data", "+quotas.openning=0.1", "quotas.openning=0.1: no such key"),
+    ("data", "quotas.opening=half", "quotas.opening=half: allowed: a number"),
+    ("data", "a_shares.mate=0.5", "a_shares="),
+    ("data", "multipv=9", "multipv=9: allowed: an integer >= 1 and <= 5"),
+    ("data", "black_best=corected", "did you mean corrected?"),
+    ("data", "+nodez=3", "nodez=3: no such key or group; allowed at the top: folder, seed"),
+    ("data", "folder=made engine_path=nowhere/stockfish", "nowhere/stockfish"),
+    ("data", "resume=made", "resume=made: no such key"),
+    ("evaluate", "stile=bare", "did you mean style?"),
+    ("evaluate", "style=padded", "style=padded: allowed: bare, padded_prefill"),
+    ("evaluate", "limit=0", "limit=0: allowed: an integer >= 1, or null"),
+    ("evaluate", "+folder=here", "folder=here: no such key"),
+    ("evaluate", f"{TINY} documents=[nowhere.txt]", "nowhere.txt"),
+]
+
+
+@pytest.mark.parametrize(("name", "typed", "words"), DOOR_MISTAKES, ids=lambda text: str(text)[:40])
+def test_every_door_says_it_in_one_line(
+    name: str,
+    typed: str,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    quiet_logging: None,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(door.FULL_ERROR, raising=False)
+    monkeypatch.setattr(sys, "argv", ["rookexp", *typed.split()])
+    with pytest.raises(SystemExit) as exit_status:
+        door.enter(DOORS[name], name)
+    assert exit_status.value.code == 2
+    error = capfd.readouterr().err
+    assert error.count("\n") == 1, error
+    assert error.startswith("error: ")
+    assert words in error
+
+
+def test_a_failed_run_has_status_1_and_a_bug_its_traceback(enter: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_status:
+        enter(error=TrainingDiverged("step 3: loss is nan"))
+    assert exit_status.value.code == 1
+    assert capfd.readouterr().err == "error: step 3: loss is nan\n"
+    with pytest.raises(ZeroDivisionError):
+        enter(error=ZeroDivisionError())
+
+
+def test_hydra_full_error_shows_the_traceback(enter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(door.FULL_ERROR, "1")
+    with pytest.raises(ConfigError):
+        enter("optim.lr=-1")
+
+
+# ---- the door -------------------------------------------------------------------------------------------------------
+
+
+def test_each_run_has_a_folder_of_its_own(enter: Any, tmp_path: Path) -> None:
+    folders = [enter(f"task_name={name}").calls[0][1] for name in ("a", "a", "b")]
+    assert len(set(folders)) == 3
+    assert [folder.parent for folder in folders] == [tmp_path / "outputs" / name for name in ("a", "a", "b")]
+    assert all((folder / ".hydra" / "overrides.yaml").is_file() for folder in folders)
+
+
+def test_a_sweep_runs_each_job_in_one_folder(enter: Any) -> None:
+    calls = enter("-m", "kl=glob(*)", "+experiment=overfit").calls
+    assert [config["kl"]["_target_"].split(".")[-1] for config, _ in calls] == ["FixedKL", "NoKL", "WarmupKL"]
+    assert [folder.name for _, folder in calls] == ["0", "1", "2"]
+    assert len({folder.parent for _, folder in calls}) == 1
+
+
+@pytest.mark.parametrize("plus", ["", "+"])
+def test_presets_with_and_without_plus(plus: str, enter: Any) -> None:
+    config, _ = enter(f"{plus}experiment=overfit", f"{plus}debug=fast").calls[0]
+    assert config["steps"] == 2
+
+
+def test_flags_may_stand_anywhere(enter: Any) -> None:
+    assert [config["seed"] for config, _ in enter("steps=2", "-m", "seed=1,2").calls] == [1, 2]
+
+
+def test_users_options_are_found(enter: Any, tmp_path: Path) -> None:
+    (tmp_path / "mine" / "kl").mkdir(parents=True)
+    (tmp_path / "mine" / "kl" / "gentle.yaml").write_text("_target_: rookexp.kl.FixedKL\ncoef: 0.001\n")
+    assert enter("--config-dir", "mine", "kl=gentle").calls[0][0]["kl"]["coef"] == 0.001
+
+
+def test_the_configuration_of_a_wheel_is_inside_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "rookexp").mkdir()
+    (tmp_path / "conf").mkdir()
+    monkeypatch.setattr(door, "PACKAGE", tmp_path / "rookexp")
+    assert door.conf_dir() == tmp_path / "conf"
+    (tmp_path / "rookexp" / "conf").mkdir()
+    assert door.conf_dir() == tmp_path / "rookexp" / "conf"
+
+
+PROBE = """
+import sys
+from rookexp.{door} import main
+try:
+    main()
+finally:
+    heavy = {{"torch", "numpy", "wandb", "optuna", "chess", "rookexp.build"}} & set(sys.modules)
+    assert not heavy, heavy
+"""
+ASKED = [(name, flags) for name in ("train", "pretrain", "data", "evaluate") for flags in ("--cfg job", "--help")]
+ASKED += [("train", "--cfg job kl=none experiment=overfit")]
+
+
+@pytest.mark.parametrize(("door_name", "typed"), ASKED)
+def test_help_and_cfg_are_quick_and_import_nothing_heavy(
+    door_name: str, typed: str, root: Path, tmp_path: Path
+) -> None:
+    began = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE.format(door=door_name), *typed.split()],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(root), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    seconds = time.perf_counter() - began
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    assert "task_name: " in done.stdout
+    assert not list(tmp_path.iterdir()), "asking writes nothing"
+    assert seconds < 5, "well under one second on an idle machine"
+
+
+def test_the_module_runs_from_anywhere(root: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rookexp.train", "--cfg", "job", "--package", "kl", "kl=fixed"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={"PYTHONPATH": str(root)}, capture_output=True, text=True, check=True
+    )
+    assert OmegaConf.create(done.stdout)["_target_"] == "rookexp.kl.FixedKL"

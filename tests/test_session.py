@@ -1,0 +1,267 @@
+"""Runs that are continued, ended by a signal, and judged, from the command line to the bytes on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rookexp import door, pretrain, resume, train, verdict
+from rookexp.stop import Stop
+from rookexp.track import JsonlTracker
+
+TINY = "model=fresh_nano model.n_layer=1 model.n_head=2 model.n_embd=16 hardware=cpu hardware.precision=fp32"
+TRAIN = f"debug=fast {TINY} optim.lr=0.01 kl.coef=0.5 kl.warmup_steps=1 hardware.threads=1 steps=4"
+PRETRAIN = f"{TINY} hardware.threads=1 corpus=corpus steps=4 save_every=2 eval_every=1 batch_documents=3"
+TIMING = ("step_s", "tokens_per_s")
+NEWEST = "checkpoints/step-000004"
+Shell = Callable[..., int]
+
+
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quiet_logging: None) -> Shell:
+    """Types a command line in an empty folder; the exit status."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(door.FULL_ERROR, raising=False)
+    doors = {"train": (train.train, "config"), "pretrain": (pretrain.pretrain, "pretrain")}
+
+    def call(line: str, *more: str, name: str = "train") -> int:
+        monkeypatch.setattr(sys, "argv", [f"rookexp-{name}", *line.split(), *more])
+        try:
+            door.enter(*doors[name])
+        except SystemExit as end:
+            return end.code if isinstance(end.code, int) else 0
+        return 0
+
+    return call
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [{name: value for name, value in row.items() if name not in TIMING} for row in rows]
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Metrics but for times, completions, weights and optimizer state, to the bit."""
+    assert metrics(one) == metrics(other)
+    files = [f"{NEWEST}/model/model.safetensors", f"{NEWEST}/optimizer.safetensors", f"{NEWEST}/modules.safetensors"]
+    files += ["completions.jsonl"] if (one / "completions.jsonl").exists() else []
+    for name in files:
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+
+
+def at_step(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], object]) -> None:
+    """Does something once, while `step` is being logged."""
+    log = JsonlTracker.log
+    waiting = [step]
+
+    def hooked(self: JsonlTracker, now: int, values: Any) -> None:
+        log(self, now, values)
+        if now in waiting:
+            waiting.remove(now)
+            act()
+
+    monkeypatch.setattr(JsonlTracker, "log", hooked)
+
+
+KILLED = """
+import os
+from rookexp import track, train
+log = track.JsonlTracker.log
+def last(self, step, values):
+    log(self, step, values)
+    if step == 3:
+        os._exit(9)
+track.JsonlTracker.log = last
+train.main()
+"""
+
+
+def test_a_killed_run_goes_on_as_if_it_had_not_been(shell: Shell, root: Path, tmp_path: Path) -> None:
+    assert shell(TRAIN, "hydra.run.dir=straight") == 0
+    rows = metrics(tmp_path / "straight")
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
+    assert min(rows[4]["kl"], rows[2]["kl"]) > 0, "else nothing is compared"
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, *TRAIN.split(), "hydra.run.dir=killed"],
+        env={"PYTHONPATH": str(root), "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 9, done.stderr
+    assert [row["step"] for row in metrics(tmp_path / "killed")] == [0, 1, 2, 3]
+    assert [path.name for path in (tmp_path / "killed" / "checkpoints").iterdir()] == ["step-000002"]
+    assert shell("resume=killed") == 0
+    assert_same_run(tmp_path / "straight", tmp_path / "killed")
+    assert json.loads((tmp_path / "killed" / "summary.json").read_text(encoding="utf-8"))["status"] == "finished"
+    assert len(json.loads((tmp_path / "killed" / "run.json").read_text(encoding="utf-8"))["earlier_starts"]) == 1
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] in (
+        ["straight", "killed"],
+        ["killed", "straight"],
+    )
+
+
+def make_corpus(folder: Path) -> None:
+    (folder / "corpus").mkdir()
+    for name, count in (("train", 7), ("validation", 2)):
+        lines = [f"P: {'8/' * i}k w - - 0 {i}" for i in range(count)]
+        (folder / "corpus" / f"{name}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_a_run_after_the_step_and_the_run_goes_on(
+    number: signal.Signals,
+    status: int,
+    shell: Shell,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    make_corpus(tmp_path)
+    assert shell(PRETRAIN, "hydra.run.dir=straight", name="pretrain") == 0
+    handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+    at_step(monkeypatch, 3, lambda: os.kill(os.getpid(), number))
+    assert shell(PRETRAIN, "hydra.run.dir=ended", name="pretrain") == status
+    said = capfd.readouterr().err
+    assert f"{number.name}: this step is finished and saved first" in said
+    assert said.splitlines()[-1] == (
+        f"interrupted by {number.name} after step 3; to go on type: "
+        f"python -m rookexp.pretrain resume={tmp_path / 'ended'}"
+    )
+    assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert (tmp_path / "ended" / "checkpoints" / "step-000003").is_dir(), "between two regular ones"
+    assert json.loads((tmp_path / "ended" / "summary.json").read_text(encoding="utf-8"))["status"] == "interrupted"
+    assert shell("resume=ended", name="pretrain") == 0
+    assert_same_run(tmp_path / "straight", tmp_path / "ended")
+
+
+def test_documents_that_a_model_cannot_be_trained_on(
+    shell: Shell, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    make_corpus(tmp_path)
+    assert shell(PRETRAIN, "model.n_positions=12", name="pretrain") == 2
+    assert "error: model.n_positions=12: allowed: >= " in capfd.readouterr().err
+    (tmp_path / "corpus" / "validation.txt").write_text("\n", encoding="utf-8")
+    assert shell(PRETRAIN, name="pretrain") == 2
+    assert capfd.readouterr().err == "error: corpus/validation.txt: empty; make it with `python -m rookexp.data`\n"
+
+
+def test_a_sweep_ends_with_the_job_that_a_signal_ended(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_step(monkeypatch, 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert shell(TRAIN, "-m", "seed=1,2", "hydra.sweep.dir=sweep") == 143
+    assert [path.name for path in (tmp_path / "sweep").iterdir() if path.is_dir()] == ["0"]
+    assert shell("resume=sweep/0 steps=2") == 0
+    assert [row["step"] for row in metrics(tmp_path / "sweep" / "0")] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("second", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_a_second_signal_does_not_wait(second: signal.Signals, error: type[BaseException]) -> None:
+    stop = Stop()
+    with stop.listening():
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.signal == signal.SIGTERM
+        with pytest.raises(error):
+            os.kill(os.getpid(), second)
+
+
+def test_a_finished_run_says_so_and_goes_on_when_steps_grow(
+    shell: Shell, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    odd = tmp_path / "it's, a=b"
+    assert shell(TRAIN, "hydra.run.dir=made", "steps=2") == 0
+    shutil.move(tmp_path / "made", odd)  # runs may be moved, and folders have odd names
+    before = {path: path.read_bytes() for path in odd.rglob("*") if path.is_file() and path.suffix != ".log"}
+    capfd.readouterr()
+    assert shell("", f"resume={odd}") == 2
+    assert f"{odd} is finished, with 2 steps done; allowed: more than 2" in capfd.readouterr().err
+    assert shell("steps=4 optim.lr=-1", f"resume={odd}") == 2
+    assert capfd.readouterr().err == "error: optim.lr=-1: allowed: a number > 0\n"
+    assert all(path.read_bytes() == text for path, text in before.items()), "a refused command changes nothing"
+    assert shell("steps=4 optim.grad_clip=0.5", f"resume={odd}") == 0
+    assert [row["step"] for row in metrics(odd)] == [0, 1, 2, 3, 4]
+    config = yaml.safe_load((odd / "config.yaml").read_text(encoding="utf-8"))
+    assert (config["optim"]["lr"], config["optim"]["grad_clip"], config["steps"]) == (0.01, 0.5, 4)
+    saved = yaml.safe_load((odd / resume.OVERRIDES).read_text(encoding="utf-8"))
+    assert [text for text in saved if text.startswith(("steps", "optim", "resume"))] == [
+        "optim.lr=0.01",
+        "steps=4",
+        "optim.grad_clip=0.5",
+    ]
+
+
+def test_what_cannot_be_resumed_is_said_in_one_line(
+    shell: Shell, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    assert shell("optim.lr=-1", "hydra.run.dir=stillborn") == 2
+    capfd.readouterr()
+    for line, words in {
+        "resume=nowhere": "resume=nowhere: no such folder; allowed: a run folder with a checkpoint, or null",
+        "resume=": "resume=: no such folder",
+        "resume=empty": "resume=empty: not a run's folder",
+        "resume=stillborn optim.lr=1": "/stillborn: no checkpoint in it; allowed: ",
+        "-m resume=stillborn seed=1,2": "resume=stillborn: not with -m; each job of a sweep has a folder",
+        "resume=stillborn,empty": "no such folder",
+    }.items():
+        assert shell(line) == 2
+        error = capfd.readouterr().err
+        assert error.startswith("error: ")
+        assert error.count("\n") == 1
+        assert words in error
+    assert shell("resume=stillborn", name="pretrain") == 2
+    assert "a run of another door; type python -m rookexp.train resume=stillborn" in capfd.readouterr().err
+
+
+def test_resume_null_is_a_new_run() -> None:
+    assert resume.continued(["-m"], ["a=1", "resume=null"], "config") == ["-m", "a=1", "resume=null"]
+    assert resume.continued([], ["resume=x"], "data") == ["resume=x"], "a door whose runs are not resumed"
+
+
+def test_typed_overrides_win_and_a_folder_of_options_is_found_again(tmp_path: Path) -> None:
+    (tmp_path / ".hydra").mkdir()
+    sources = [{"path": "a", "provider": "main"}, {"path": "mine", "provider": "command-line"}]
+    about = {"hydra": {"job": {"config_name": "config"}, "runtime": {"config_sources": sources}}}
+    (tmp_path / resume.HYDRA).write_text(yaml.safe_dump(about), encoding="utf-8")
+    saved = ["kl=fixed", "kl.coef=0.1", "+a.b=1", "seed=3", "resume=earlier"]
+    (tmp_path / resume.OVERRIDES).write_text(yaml.safe_dump(saved), encoding="utf-8")
+    place = [f"resume='{tmp_path}'", f"hydra.run.dir='{tmp_path}'", "hydra.output_subdir=null"]
+    line = resume.continued(["--cfg", "job"], ["kl=none", "++a.b=2", f"resume='{tmp_path}'"], "config")
+    assert line == ["--config-dir", "mine", "--cfg", "job", "kl.coef=0.1", "seed=3", "kl=none", "++a.b=2", *place]
+    line = resume.continued(["--config-dir", "other"], [f"resume={tmp_path}"], "config")
+    assert line == ["--config-dir", "other", *saved[:4], *place]
+
+
+@pytest.mark.parametrize(
+    ("word", "passed", "status"), [("require", False, 1), ("require", True, 0), ("report", False, 0), ("off", False, 0)]
+)
+def test_only_a_required_verdict_decides_the_exit_status(
+    word: str,
+    passed: bool,
+    status: int,
+    shell: Shell,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    judged = verdict.Verdict(passed, ("PASS slope: 1", f"{'PASS' if passed else 'FAIL'} rise: 0 (more)"), {})
+    monkeypatch.setattr(verdict, "judge_rows", lambda rows: judged)
+    assert shell(TRAIN, "hydra.run.dir=made", "steps=1", f"verdict={word}") == status
+    captured = capfd.readouterr()
+    assert captured.err == ("error: verdict FAIL: FAIL rise: 0 (more)\n" if status else "")
+    assert ("rise: 0 (more)" in captured.out) == (word != "off")
+    assert (tmp_path / "made" / "curves.png").is_file()
+    summary = json.loads((tmp_path / "made" / "summary.json").read_text(encoding="utf-8"))
+    assert summary["status"] == "finished"
+    assert (summary["verdict"] or {}).get("passed") == (None if word == "off" else passed)

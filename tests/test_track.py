@@ -1,0 +1,388 @@
+"""Trackers: complete records, plain pipes, and a W&B that never stands in the way."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import random
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from rookexp import console, run_info, track
+from rookexp.errors import ConfigError, DataError
+
+
+def jsonl(folder: Path, first_step: int = 0) -> track.JsonlTracker:
+    tracker = track.JsonlTracker(folder=folder, first_step=first_step)
+    tracker.start({})
+    return tracker
+
+
+def feed(tracker: track.Tracker, start: int, stop: int) -> None:
+    for step in range(start, stop):
+        tracker.log(step, {"reward/mean": step / 3, "kl": 0.1 * step})
+        tracker.log_completions(step, [{"prompt": "P: ä", "completion": f"M: {step}", "reward": 0.5}])
+
+
+def record(folder: Path, start: int, stop: int) -> None:
+    tracker = jsonl(folder, first_step=start)
+    feed(tracker, start, stop)
+    tracker.finish("interrupted")
+
+
+def test_one_object_a_step_readable_while_running(tmp_path: Path) -> None:
+    tracker = jsonl(tmp_path)
+    tracker.log(0, {"eval/reward": 0.25})
+    tracker.log(1, {"reward/mean": 0.5, "kl": math.nan, "ratio/max": math.inf})
+    tracker.log(1, {"eval/reward": np.float64(0.75)})
+    expected = [
+        {"step": 0, "eval/reward": 0.25},
+        {"step": 1, "reward/mean": 0.5, "kl": None, "ratio/max": None, "eval/reward": 0.75},
+    ]
+    assert track.read_jsonl(tmp_path / "metrics.jsonl") == expected  # before it is closed
+    with pytest.raises(ValueError, match="step 0 logged after step 1"):
+        tracker.log(0, {})
+    tracker.finish("finished")
+    tracker.finish("finished")
+
+
+@pytest.mark.parametrize("died", [5, 7, 9])
+def test_a_resumed_run_leaves_the_files_of_a_straight_run(tmp_path: Path, died: int) -> None:
+    straight, broken = tmp_path / "straight", tmp_path / "broken"
+    record(straight, 0, 10)
+    record(broken, 0, died)
+    with (broken / "metrics.jsonl").open("a") as file:
+        file.write('{"step":9,"rew')  # killed within a line
+    record(broken, 5, 10)
+    for name in ("metrics.jsonl", "completions.jsonl"):
+        assert (broken / name).read_bytes() == (straight / name).read_bytes()
+
+
+def test_a_resumed_run_does_not_log_what_is_done(tmp_path: Path) -> None:
+    tracker = jsonl(tmp_path, first_step=5)
+    with pytest.raises(ValueError, match="step 4 logged after step 4"):
+        tracker.log(4, {})
+    tracker.finish("failed")
+
+
+def test_a_new_run_in_a_used_folder_starts_over(tmp_path: Path) -> None:
+    record(tmp_path, 0, 3)
+    record(tmp_path, 0, 1)
+    assert [row["step"] for row in track.read_jsonl(tmp_path / "metrics.jsonl")] == [0]
+
+
+def test_a_damaged_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step":0}\nnonsense\n{"step":1}\n')
+    with pytest.raises(DataError, match=r"metrics\.jsonl: row 2"):
+        track.read_jsonl(path)
+
+
+def test_summary_says_how_the_run_ended(tmp_path: Path) -> None:
+    tracker = jsonl(tmp_path)
+    assert json.loads((tmp_path / "summary.json").read_text())["status"] == "running"
+    tracker.summary({"figures": {"slope": math.nan}, "reasons": ("PASS a",), "folder": tmp_path})
+    tracker.finish("failed")
+    expected = {"status": "failed", "figures": {"slope": None}, "reasons": ["PASS a"], "folder": str(tmp_path)}
+    assert json.loads((tmp_path / "summary.json").read_text()) == expected
+    assert not list(tmp_path.glob("*.partial"))
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def console_run(steps: int, every: int) -> None:
+    tracker = console.ConsoleTracker(every=every, total_steps=steps)
+    tracker.start({})
+    tracker.log(0, {"eval/reward": 0.25})
+    for step in range(1, steps + 1):
+        tracker.log(step, {"reward/mean": 0.5, "kl": 0.01, "entropy": 1.2, "grad_norm": 0.8, "tokens_per_s": 1234.0})
+    tracker.finish("finished")
+    tracker.finish("finished")
+
+
+def test_a_pipe_gets_plain_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    console_run(7, 3)
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "\r" not in out
+    assert [line.split("  ")[0] for line in out.splitlines()] == [
+        "step 0/7",
+        "step 3/7",
+        "step 6/7",
+        "step 7/7",
+        "finished after 0s",
+    ]
+    assert "reward 0.500  kl 0.0100  entropy 1.200  grad 0.8  tok/s 1234  eta 0s" in out
+
+
+def test_a_terminal_gets_a_live_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    console_run(3, 1)
+    assert sys.stdout is terminal
+    assert "\x1b[" in terminal.getvalue()
+    assert "3/3" in terminal.getvalue()
+    assert terminal.getvalue().endswith("finished after 0s\n")
+
+
+def test_time_left_is_median_pace_times_steps_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 100.0, 102.0, 104.0, 154.0])
+    monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
+    tracker = console.ConsoleTracker(every=1000, total_steps=13)
+    tracker.start({})
+    assert tracker.eta_s(0) is None
+    for step in (0, 1, 2, 3):
+        tracker.log(step, {})
+    assert tracker.eta_s(3) == 20.0
+    assert [console.duration(s) for s in (0.4, 59.6, 187, 7505)] == ["0s", "1m00s", "3m07s", "2h05m"]
+
+
+class Recorder:
+    def __init__(self, log: list[str], broken: bool) -> None:
+        self.calls = log
+        self.broken = broken
+
+    def start(self, config: Any) -> None:
+        self.calls.append("start")
+
+    def log(self, step: int, metrics: Any) -> None:
+        self.calls.append(f"log {step}")
+
+    def log_completions(self, step: int, rows: Any) -> None:
+        self.calls.append(f"completions {step}")
+
+    def summary(self, values: Any) -> None:
+        self.calls.append("summary")
+
+    def finish(self, status: str) -> None:
+        self.calls.append(status)
+        if self.broken:
+            raise OSError("disk")
+
+
+def test_fan_out_reaches_all_and_closes_all(tmp_path: Path) -> None:
+    calls: list[str] = []
+    fan = track.FanOut(trackers=[Recorder(calls, True), Recorder(calls, False)])
+    fan.start({})
+    fan.log(1, {})
+    fan.log_completions(1, [])
+    fan.summary({})
+    with pytest.raises(OSError, match="disk"):
+        fan.finish("failed")
+    assert calls == [call for call in ("start", "log 1", "completions 1", "summary", "failed") for _ in range(2)]
+
+
+@pytest.fixture
+def no_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DIR", "WANDB_PROJECT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:1")
+    for name in ("WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "wandb-home"))
+    yield
+    wandb = sys.modules.get("wandb")
+    if hasattr(wandb, "teardown"):
+        wandb.teardown()
+
+
+def wandb_tracker(folder: Path, mode: Any) -> track.WandbTracker:
+    return track.WandbTracker(
+        mode=mode,
+        project="test",
+        entity=None,
+        group="g",
+        job_type="train",
+        name="n",
+        tags=["a"],
+        init_timeout_s=1.0,
+        runs_folder=str(folder / "outputs"),
+        folder=folder / "outputs" / "run",
+    )
+
+
+def offline_records(folder: Path) -> list[Path]:
+    return sorted((folder / "outputs" / "wandb").glob("offline-run-*/run-*.wandb"))
+
+
+@pytest.mark.filterwarnings("default")
+def test_without_key_auto_records_offline_under_one_id(
+    tmp_path: Path, no_key: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("wandb")
+    for _ in range(2):  # the second is a resumed run
+        tracker = wandb_tracker(tmp_path, "auto")
+        tracker.start({"seed": 1, "hub": {"token": "hush-hush"}})
+        feed(tracker, 0, 3)
+        tracker.summary({"slope": math.nan})
+        tracker.finish("finished")
+        tracker.log(3, {})  # after the end: nothing
+    out = capsys.readouterr().out
+    assert out.count("wandb: offline run in ") == 2
+    (name,) = {path.stem.removeprefix("run-") for path in offline_records(tmp_path)}
+    assert name == (tmp_path / "outputs" / "run" / "wandb_id.txt").read_text().strip()
+    record = offline_records(tmp_path)[0].read_bytes()
+    assert b"reward/mean" in record
+    assert b"hush-hush" not in record
+    assert list((tmp_path / "outputs" / "wandb").glob("offline-run-*/files/media/table/*.json"))
+
+
+@pytest.mark.parametrize(("host", "found"), [("127.0.0.1:1", True), ("api.wandb.ai", True), ("example.org", False)])
+def test_a_key_in_netrc_counts_if_it_is_for_the_service(
+    tmp_path: Path, no_key: None, monkeypatch: pytest.MonkeyPatch, host: str, found: bool
+) -> None:
+    path = tmp_path / "netrc"
+    path.write_text(f"machine {host}\n  login user\n  password {'a' * 40}\n")
+    path.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(path))
+    assert track._wandb_key_at_hand("http://127.0.0.1:1") is found
+
+
+@pytest.mark.filterwarnings("default")
+def test_with_key_but_no_network_auto_falls_back_to_offline(
+    tmp_path: Path, no_key: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+    tracker = wandb_tracker(tmp_path, "auto")
+    tracker.start({})
+    feed(tracker, 0, 2)
+    tracker.finish("finished")
+    out = capsys.readouterr().out.splitlines()
+    assert len(out) == 2
+    assert out[0].startswith("wandb: offline, for there is no connection")
+    assert len(offline_records(tmp_path)) == 1
+    assert b"aaaaaaaa" not in offline_records(tmp_path)[0].read_bytes()
+
+
+@pytest.mark.filterwarnings("default")
+def test_online_without_key_is_refused_and_disabled_does_nothing(
+    tmp_path: Path, no_key: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb")
+    with pytest.raises(ConfigError, match="wandb login"):
+        wandb_tracker(tmp_path, "online").start({})
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    for mode in ("disabled", "auto"):
+        tracker = wandb_tracker(tmp_path, mode)
+        tracker.start({})
+        feed(tracker, 0, 2)
+        tracker.finish("finished")
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_a_missing_package_is_said_once(
+    tmp_path: Path, no_key: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    tracker = wandb_tracker(tmp_path, "auto")
+    tracker.start({})
+    feed(tracker, 0, 2)
+    tracker.finish("finished")
+    assert capsys.readouterr().out.count("not installed") == 1
+    with pytest.raises(ConfigError, match="pip install wandb"):
+        wandb_tracker(tmp_path, "offline").start({})
+
+
+def test_a_failing_service_is_said_once_and_the_training_goes_on(
+    tmp_path: Path, no_key: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("service is gone\nsecond line")
+
+    run = types.SimpleNamespace(log=fail, finish=fail, define_metric=lambda *a, **k: None, offline=True, dir="d/files")
+    run.summary = types.SimpleNamespace(update=fail)
+    fake = types.ModuleType("wandb")
+    fake.init = lambda **_: run
+    fake.Settings = lambda **_: types.SimpleNamespace(base_url="http://x")
+    fake.Table = lambda *_: None
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    tracker = wandb_tracker(tmp_path, "auto")
+    tracker.start({})
+    feed(tracker, 0, 3)
+    tracker.summary({"a": 1})
+    tracker.finish("finished")
+    out = capsys.readouterr().out
+    assert out.count("service is gone; the training goes on") == 1
+    assert "second line" not in out
+
+
+def trained(tracker: track.Tracker | None) -> torch.Tensor:
+    """Weights after steps whose noise comes from the global generators."""
+    random.seed(0), np.random.seed(0), torch.manual_seed(0)
+    weight = torch.zeros(5, requires_grad=True)
+    optimizer = torch.optim.AdamW([weight], lr=0.1)
+    if tracker is not None:
+        tracker.start({"seed": 0})
+    for step in range(4):
+        noise = random.random() + np.random.rand()
+        loss = ((weight - torch.randn(5) * noise) ** 2).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if tracker is not None:
+            tracker.log(step, {"loss": loss.item()})
+            tracker.log_completions(step, [{"prompt": "p", "completion": "c", "reward": loss.detach()}])
+    if tracker is not None:
+        tracker.finish("finished")
+    return weight.detach()
+
+
+@pytest.mark.filterwarnings("default")
+def test_logging_changes_no_bit_of_the_weights(tmp_path: Path, no_key: None) -> None:
+    pytest.importorskip("wandb")
+    files = track.JsonlTracker(folder=tmp_path / "run", first_step=0)
+    bar = console.ConsoleTracker(every=1, total_steps=4)
+    everything = track.FanOut(trackers=[bar, files, wandb_tracker(tmp_path, "offline")])
+    assert torch.equal(trained(everything), trained(None))
+
+
+def test_run_info_has_the_config_and_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "hush-env")
+    config = {"seed": 7, "task": {"data_seed": 3, "eval": {"seed": 5}}, "hub": {"token": "hush-config"}}
+    config["grpo"] = {"max_new_tokens": 8, "token": None}
+    for number in (1, 2):
+        run_info.write_run_info(tmp_path, config, ["train.py", "hub.token=hush-argv", f"steps={number}"])
+    info = json.loads((tmp_path / "run.json").read_text())
+    assert info["seeds"] == {"seed": 7, "task.data_seed": 3, "task.eval.seed": 5}
+    assert info["argv"] == ["train.py", "hub.token=***", "steps=2"]
+    assert [start["argv"][-1] for start in info["earlier_starts"]] == ["steps=1"]
+    assert info["packages"]["torch"].startswith(torch.__version__.split("+")[0])
+    saved = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    assert saved == config | {"hub": {"token": "***"}}
+    assert not any("hush" in path.read_text() for path in tmp_path.iterdir())
+
+
+def test_git_state_is_revision_and_dirt_of_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*words: str) -> str:
+        identity = ("-c", "user.name=n", "-c", "user.email=e@e")
+        return subprocess.run(
+            ["git", *identity, *words], cwd=tmp_path, capture_output=True, text=True, check=True
+        ).stdout
+
+    code = tmp_path / "package" / "run_info.py"
+    code.parent.mkdir()
+    code.write_text("")
+    monkeypatch.setattr(run_info, "__file__", str(code))
+    assert run_info.git_state() is None
+    git("init", "-q")
+    assert run_info.git_state() is None  # inside a repository, but not of it
+    git("add", "."), git("commit", "-qm", "one")
+    assert run_info.git_state() == {"revision": git("rev-parse", "HEAD").strip(), "dirty": False}
+    (tmp_path / "new.py").write_text("")
+    assert run_info.git_state()["dirty"]

@@ -1,0 +1,180 @@
+"""Invariants of the verdict on an overfit run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rookexp import verdict
+
+
+def autoregressive(rng: np.random.Generator, rho: float, n: int, count: int) -> np.ndarray:
+    noise = rng.standard_normal((count, n))
+    noise[:, 0] /= np.sqrt(1 - rho**2)
+    for t in range(1, n):
+        noise[:, t] += rho * noise[:, t - 1]
+    return noise
+
+
+def judged(reward: np.ndarray, /, **changes: object) -> verdict.Verdict:
+    n = len(reward)
+    series = {
+        "greedy_start": float(reward[0]),
+        "greedy_end": float(reward[-1]),
+        "reward_name": "greedy",
+        "steps": np.arange(n),
+        "reward": reward,
+        "kl_share": np.full(n, 0.2),
+        "grad_norm": np.full(n, 0.5),
+        "dead_share": (np.arange(n), np.full(n, 0.1)),
+    }
+    return verdict.judge(**(series | changes))
+
+
+def rising(n: int = 120) -> np.ndarray:
+    return 0.2 + 0.6 * (1 - np.exp(-np.arange(n) / (n / 4))) + 0.03 * np.random.default_rng(0).standard_normal(n)
+
+
+@pytest.mark.parametrize(
+    ("n", "rho", "at_least"), [(40, 0.0, 0.92), (100, 0.0, 0.92), (100, 0.5, 0.92), (100, 0.8, 0.91), (200, 0.95, 0.91)]
+)
+def test_interval_covers_zero_on_noise_without_trend(n: int, rho: float, at_least: float) -> None:
+    noise = 0.5 + 0.1 * autoregressive(np.random.default_rng(1), rho, n, 500)
+    slopes = [verdict.moving_average_slope(np.arange(n), row) for row in noise]
+    covered = np.mean([slope.low <= 0 <= slope.high for slope in slopes])
+    assert at_least <= covered <= 0.98
+
+
+@pytest.mark.parametrize("n", [60, 100, 200])
+@pytest.mark.parametrize("noise", [0.02, 0.1])
+@pytest.mark.parametrize("shape", ["line", "saturating", "sigmoid"])
+def test_interval_excludes_zero_on_a_real_trend(n: int, noise: float, shape: str) -> None:
+    t = np.arange(n) / n
+    trend = {
+        "line": 0.3 + 0.5 * t,
+        "saturating": 0.9 - 0.7 * np.exp(-6 * t),
+        "sigmoid": 0.2 + 0.7 / (1 + np.exp(6 - 12 * t)),
+    }
+    rng = np.random.default_rng(2)
+    found = [
+        verdict.moving_average_slope(np.arange(n), trend[shape] + noise * rng.standard_normal(n)) for _ in range(20)
+    ]
+    assert np.mean([slope.low > 0 for slope in found]) >= 0.9
+
+
+def test_slope_is_the_least_squares_slope_of_the_moving_average() -> None:
+    y = np.random.default_rng(3).standard_normal(90)
+    x = 10.0 + 5 * np.arange(90)
+    smooth = np.convolve(y, np.full(verdict.WINDOW, 1 / verdict.WINDOW), mode="valid")
+    expected = np.polyfit(x[verdict.WINDOW - 1 :], smooth, 1)[0]
+    slope = verdict.moving_average_slope(x, y)
+    assert slope.value == pytest.approx(expected)
+    assert slope.low < slope.value < slope.high
+
+
+def test_slope_scales_with_the_reward_and_ignores_an_offset() -> None:
+    y, x = rising(), np.arange(120)
+    one, other = verdict.moving_average_slope(x, y), verdict.moving_average_slope(x, 7 - 3 * y)
+    assert (other.low, other.high) == pytest.approx((-3 * one.high, -3 * one.low))
+
+
+def test_a_naive_interval_would_lie() -> None:
+    """The usual least-squares error on the averaged points misses 0 most of the time; this is why it is not used."""
+    x = np.arange(100 - verdict.WINDOW + 1)
+    missed = 0
+    for row in np.random.default_rng(4).standard_normal((200, 100)):
+        smooth = np.convolve(row, np.full(verdict.WINDOW, 1 / verdict.WINDOW), mode="valid")
+        (slope, _), covariance = np.polyfit(x, smooth, 1, cov=True)
+        missed += abs(slope) > 1.96 * np.sqrt(covariance[0, 0])
+    assert missed / 200 > 0.4
+
+
+def test_a_run_that_learns_passes() -> None:
+    result = judged(rising())
+    assert result.passed, result.reasons
+    assert len(result.reasons) == 5
+    assert all(reason.startswith("PASS ") for reason in result.reasons)
+    assert result.figures["slope_low"] > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"greedy_end": 0.1}, "greedy reward"),
+        ({"greedy_end": float("nan")}, "greedy reward"),
+        ({"reward": 0.5 + 0.02 * np.random.default_rng(5).standard_normal(120)}, "slope"),
+        ({"reward": np.full(120, 0.3)}, "slope"),
+        ({"kl_share": np.r_[np.full(100, 0.1), np.full(20, 0.8)]}, "KL share"),
+        ({"kl_share": np.array([])}, "KL share"),
+        ({"grad_norm": np.r_[np.full(60, 0.5), np.full(60, 8.0)]}, "gradient norm"),
+        ({"grad_norm": np.r_[np.full(119, 0.5), np.nan]}, "gradient norm"),
+        ({"grad_norm": np.geomspace(0.1, 10, 120)}, "gradient norm"),
+        ({"dead_share": (np.arange(120), np.full(120, 0.95))}, "dead groups"),
+    ],
+)
+def test_each_criterion_fails_alone(changes: dict[str, object], word: str) -> None:
+    result = judged(rising(), **changes)
+    failed = [reason for reason in result.reasons if reason.startswith("FAIL")]
+    assert not result.passed
+    assert len(failed) == 1, result.reasons
+    assert failed[0].startswith(f"FAIL {word}")
+
+
+def test_transient_spikes_dead_solved_groups_and_no_kl_term_do_not_fail() -> None:
+    norms = np.full(120, 0.5)
+    norms[[30, 90]] = 40.0  # one spike in twenty steps
+    norms[50:60] = 0.0
+    share = np.full(120, 0.9)
+    share[-11:] = 0.1
+    dead = np.where(np.arange(120) < 70, 0.1, 1.0)
+    reward = np.r_[np.linspace(0.1, 1.0, 70), np.ones(50)]
+    changes = {"grad_norm": norms, "kl_share": share, "dead_share": (np.arange(120), dead)}
+    assert judged(reward, **changes).passed
+    assert judged(rising(), kl_share=None).passed
+
+
+def test_too_few_steps_do_not_pass() -> None:
+    result = judged(np.linspace(0, 1, verdict.MIN_VALUES - 1))
+    assert not result.passed
+    assert result.reasons[0].startswith("FAIL length: 39 greedy rewards")
+
+
+def test_a_rise_that_is_over_early_says_so() -> None:
+    result = judged(np.r_[np.full(5, 0.1), np.full(195, 0.9)] + 0.02 * np.random.default_rng(6).standard_normal(200))
+    (failed,) = [reason for reason in result.reasons if reason.startswith("FAIL")]
+    assert "judge a shorter run" in failed
+
+
+def rows_of(reward: np.ndarray, eval_every: int) -> list[dict[str, float | None]]:
+    rows: list[dict[str, float | None]] = [{"step": 0, "eval/reward": float(reward[0])}]
+    for step, value in enumerate(reward[1:], start=1):
+        row: dict[str, float | None] = {"step": step, "reward/mean": float(value) - 0.1, "kl_coef": 0.005}
+        row |= {"kl_share": 0.1, "grad_norm": 0.5, "frac_reward_zero_std": 0.2}
+        if step % eval_every == 0:
+            row["eval/reward"] = float(value)
+        rows.append(row)
+    return rows
+
+
+def test_rows_are_judged_by_the_greedy_reward_if_every_step_has_it() -> None:
+    every, now_and_then = (verdict.judge_rows(rows_of(rising(121), k)) for k in (1, 10))
+    assert every.passed, every.reasons
+    assert now_and_then.passed, now_and_then.reasons
+    assert "greedy" in every.reasons[1]
+    assert every.figures["values"] == 121
+    assert "rollout" in now_and_then.reasons[1]
+    assert now_and_then.figures["values"] == 120
+    assert every.figures["greedy_end"] == now_and_then.figures["greedy_end"]
+
+
+def test_rows_without_a_kl_share_fail_only_where_a_coefficient_is_on() -> None:
+    rows = [{k: v for k, v in row.items() if k != "kl_share"} for row in rows_of(rising(121), 1)]
+    assert not verdict.judge_rows(rows).passed
+    assert verdict.judge_rows([row | {"kl_coef": 0.0} for row in rows]).passed
+
+
+def test_a_null_gradient_norm_fails() -> None:
+    rows = rows_of(rising(121), 1)
+    rows[60]["grad_norm"] = None
+    result = verdict.judge_rows(rows)
+    assert [reason for reason in result.reasons if reason.startswith("FAIL gradient norm")]
