@@ -1,0 +1,141 @@
+"""Annotated positions in resumable shards: what to analyse, the engine's lines, and the self-play between them."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import chess
+
+from rookexp.errors import DataError
+from rookexp.rewards.engine import Line, Stockfish
+from rookexp.tasks import positions
+
+KINDS = ("opening", "middlegame", "endgame", "self_play")
+SELF_PLAY_NOISE = 0.08  # share of self-play moves that are random, so that games part early
+SELF_PLAY_TEMPERATURE_CP = 60.0
+MAX_SELF_PLAY_PLIES = 160
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotateJob:
+    """One shard: everything that its content depends on."""
+
+    folder: str  # where the shard file goes
+    index: int  # the shard's number; with `seed` it fixes every random choice
+    seed: int
+    rows: int  # positions in the shard, less the repeated ones among its first plies
+    quotas: dict[str, float]  # share of opening, self_play, middlegame, endgame; sums to 1
+    engine_path: str | None
+    nodes: int
+    multipv: int
+    timeout_s: float
+
+    def settings(self) -> dict[str, Any]:
+        """What a shard's rows depend on, besides its number and the engine's version."""
+        return {
+            "seed": self.seed,
+            "rows": self.rows,
+            "quotas": self.quotas,
+            "nodes": self.nodes,
+            "multipv": self.multipv,
+        }
+
+
+def shard_path(folder: str | Path, index: int) -> Path:
+    """The file of shard `index`; it exists only when the shard is complete."""
+    return Path(folder) / f"annotations-{index:05d}.jsonl"
+
+
+def run_job(job: AnnotateJob) -> None:
+    """Writes one shard, unless it is there; a job that fails or is killed leaves no shard behind.
+
+    Raises: EngineError when the engine is missing or fails; DataError when the file cannot be written.
+    """
+    path = shard_path(job.folder, job.index)
+    if path.exists():
+        return
+    engine = Stockfish(path=job.engine_path, nodes=job.nodes, multipv=job.multipv, timeout_s=job.timeout_s)
+    try:
+        rows = list(annotated_rows(job, engine))
+    finally:
+        engine.close()
+    partial = path.with_suffix(f".{os.getpid()}.part")
+    text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written ({error})") from error
+
+
+def row_counts(rows: int, quotas: Mapping[str, float]) -> dict[str, int]:
+    """How many of `rows` each kind gets: its share rounded down, and one more for the largest remainders."""
+    exact = {kind: share * rows for kind, share in quotas.items()}
+    counts = {kind: int(value + 1e-9) for kind, value in exact.items()}
+    by_remainder = sorted(counts, key=lambda kind: counts[kind] - exact[kind])
+    for kind in by_remainder[: rows - sum(counts.values())]:
+        counts[kind] += 1
+    return counts
+
+
+def annotated_rows(job: AnnotateJob, engine: Stockfish) -> Iterator[dict[str, Any]]:
+    """Rows `{fen, kind, moves, evals_cp}`, best move first; self-play rows also carry `game`, the moves so far."""
+    rng = random.Random(f"{job.seed}/{job.index}")
+    makers = {"opening": positions.opening, "middlegame": positions.middlegame, "endgame": positions.endgame}
+    counts = row_counts(job.rows, job.quotas)
+    seen: set[str] = set()
+    for kind, maker in makers.items():
+        while counts[kind] > 0:
+            board = maker(rng)
+            key = positions.position_key(board)
+            if board.is_game_over() or key in seen:
+                if kind == "opening" and board.ply() <= 2:
+                    counts[kind] -= 1  # the first plies hold few distinct positions
+                continue
+            seen.add(key)
+            counts[kind] -= 1
+            yield row_of(board, kind, engine.lines(board))
+    while counts["self_play"] > 0:
+        for row in self_play_game(rng, engine, seen):
+            counts["self_play"] -= 1
+            yield row
+            if counts["self_play"] <= 0:
+                return
+
+
+def self_play_game(rng: random.Random, engine: Stockfish, seen: set[str]) -> Iterator[dict[str, Any]]:
+    """One game in which the engine's lines choose the moves, softly, with some random moves between."""
+    board = positions.random_game(rng, rng.randint(0, 6))
+    while board.ply() < MAX_SELF_PLAY_PLIES and not board.is_game_over(claim_draw=False):
+        key = positions.position_key(board)
+        if rng.random() < SELF_PLAY_NOISE:
+            board.push(positions.weighted_move(board, rng))
+            continue
+        lines = engine.lines(board)
+        if key not in seen:
+            seen.add(key)
+            yield row_of(board, "self_play", lines) | {"game": " ".join(m.uci() for m in board.move_stack)}
+        board.push(soft_choice(rng, lines))
+
+
+def soft_choice(rng: random.Random, lines: list[Line]) -> chess.Move:
+    """A move drawn by softmax of the lines' values."""
+    best = lines[0].eval_cp
+    weights = [2.718281828 ** (max(line.eval_cp - best, -2000) / SELF_PLAY_TEMPERATURE_CP) for line in lines]
+    return rng.choices([line.move for line in lines], weights)[0]
+
+
+def row_of(board: chess.Board, kind: str, lines: list[Line]) -> dict[str, Any]:
+    """The JSON row of an analysed position; the FEN carries an en-passant square after every double push."""
+    return {
+        "fen": board.fen(en_passant="fen"),
+        "kind": kind,
+        "moves": [line.move.uci() for line in lines],
+        "evals_cp": [line.eval_cp for line in lines],
+    }

@@ -1,0 +1,24 @@
+"""`python -m rookexp.pretrain`: next-token training of a small GPT-2 on whole documents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rookexp import door
+
+
+def main() -> None:
+    """The door: composes conf/pretrain.yaml, then trains."""
+    door.enter(pretrain, "pretrain")
+
+
+def pretrain(config: dict[str, Any], run_folder: Path) -> None:
+    """Trains from random weights, or continues; writes checkpoints and metrics under the run's folder."""
+    from rookexp import build, session
+
+    session.pretrain(build.build_pretraining(config, run_folder), config, run_folder)
+
+
+if __name__ == "__main__":
+    main()

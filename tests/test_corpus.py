@@ -1,0 +1,184 @@
+"""Making the corpus: wrong shares and mixed settings are named, work goes on after a stop, failures are one error."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import chess
+import pytest
+
+from rookexp import annotate, documents
+from rookexp.annotate import AnnotateJob, shard_path
+from rookexp.corpus import Corpus
+from rookexp.errors import ConfigError, DataError, EngineError
+from rookexp.rewards.engine import find_stockfish
+from rookexp.tasks import positions
+
+QUOTAS = {"opening": 0.12, "middlegame": 0.22, "endgame": 0.16, "self_play": 0.5}
+A_SHARES = dict(zip(documents.A_KINDS, (0.3, 0.2, 0.1, 0.05, 0.1, 0.1, 0.1, 0.05), strict=True))
+CRASHES_ON_GO = f"""#!{sys.executable}
+import sys
+for command in sys.stdin:
+    word = command.split()[0]
+    if word == "uci":
+        print("id name Crash 1")
+        for option in ("Threads", "Hash", "MultiPV"):
+            print("option name", option, "type spin default 1 min 1 max 500")
+        print("uciok", flush=True)
+    elif word == "isready":
+        print("readyok", flush=True)
+    elif word in ("go", "quit"):
+        break
+"""
+
+
+def corpus(folder: Path, **other: Any) -> Corpus:
+    settings: dict[str, Any] = {
+        "seed": 5,
+        "positions": 12,
+        "shard_positions": 6,
+        "quotas": QUOTAS,
+        "engine_path": None,
+        "nodes": 1000,
+        "multipv": 5,
+        "timeout_s": 30.0,
+        "processes": 1,
+        "copies": 2,
+        "black_best": "legacy",
+        "p_share": 0.5,
+        "a_shares": A_SHARES,
+    }
+    return Corpus(folder=str(folder), **(settings | other))
+
+
+def crashing(folder: Path) -> str:
+    path = folder / "crashing"
+    path.write_text(CRASHES_ON_GO)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def die(job: AnnotateJob) -> None:
+    """A process that is killed in the middle of its work."""
+    os._exit(9)
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "message"),
+    [
+        (
+            "quotas",
+            {"openning": 1.0},
+            "quotas.openning=1.0: no such key; allowed in quotas: opening, middlegame, endgame, self_play; "
+            "did you mean quotas.opening?",
+        ),
+        ("quotas", {"opening": 1.5}, "quotas.opening=1.5: allowed: a number >= 0 and <= 1"),
+        ("a_shares", {"mate": -0.5, "draw": 1.5}, "a_shares.mate=-0.5: allowed: a number >= 0 and <= 1"),
+        ("a_shares", {"mate": 0.5}, "a_shares={mate: 0.5}: sums to 0.5; allowed: shares that sum to 1"),
+    ],
+)
+def test_wrong_shares_name_key_value_and_what_is_allowed(tmp_path, key, given, message) -> None:
+    with pytest.raises(ConfigError) as caught:
+        corpus(tmp_path, **{key: given})
+    assert str(caught.value) == message
+
+
+def test_absent_shares_are_zero(tmp_path: Path) -> None:
+    assert corpus(tmp_path, quotas={"endgame": 1}).quotas == {
+        "opening": 0.0,
+        "middlegame": 0.0,
+        "endgame": 1.0,
+        "self_play": 0.0,
+    }
+
+
+def test_a_missing_engine_stops_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="apt-get install stockfish"):
+        corpus(tmp_path / "new", engine_path="/nowhere/stockfish").annotate()
+    assert not (tmp_path / "new").exists()
+
+
+def finished(folder: Path) -> dict[Path, bytes]:
+    """Both shards, which need not be right to be left alone."""
+    paths = [shard_path(folder, index) for index in range(2)]
+    for path in paths:
+        path.write_text(f"{path.name}\n")
+    return {path: path.read_bytes() for path in paths}
+
+
+def test_finished_shards_need_no_engine_and_stay(tmp_path: Path) -> None:
+    before = finished(tmp_path)
+    corpus(tmp_path, engine_path="/nowhere/stockfish").annotate()
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_shards_of_other_settings_are_not_mixed(tmp_path: Path) -> None:
+    finished(tmp_path)
+    corpus(tmp_path).annotate()
+    corpus(tmp_path, copies=1, processes=2).annotate()
+    with pytest.raises(DataError, match=r"annotations.json: its shards were made with nodes=1000, not 300"):
+        corpus(tmp_path, nodes=300).annotate()
+    shard_path(tmp_path, 1).unlink()
+    notes = tmp_path / "annotations.json"
+    notes.write_text(json.dumps(json.loads(notes.read_text()) | {"engine": "Stockfish 1"}))
+    with pytest.raises(DataError, match="engine=Stockfish 1, not Crash 1"):
+        corpus(tmp_path, engine_path=crashing(tmp_path)).annotate()
+    notes.write_text("{")
+    with pytest.raises(DataError, match="annotations.json: cannot be read"):
+        corpus(tmp_path, engine_path=crashing(tmp_path)).annotate()
+
+
+def test_a_failing_engine_is_one_error_and_finished_shards_stay(tmp_path: Path) -> None:
+    before = finished(tmp_path)
+    shard_path(tmp_path, 1).unlink()
+    with pytest.raises(EngineError, match=r"crashing failed on .* with 1000 nodes"):
+        corpus(tmp_path, engine_path=crashing(tmp_path)).annotate()
+    assert shard_path(tmp_path, 0).read_bytes() == before[shard_path(tmp_path, 0)]
+    assert not shard_path(tmp_path, 1).exists()
+
+
+def test_a_killed_process_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(annotate, "run_job", die)
+    with pytest.raises(EngineError, match="was killed; finished shards are kept"):
+        corpus(tmp_path, engine_path=crashing(tmp_path)).annotate()
+
+
+def test_documents_of_a_missing_shard_say_what_to_type(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"annotations-00000.jsonl: missing.*rookexp\.data"):
+        corpus(tmp_path).build()
+
+
+@pytest.mark.engine
+def test_from_nothing_to_documents_and_on_after_a_stop(tmp_path: Path) -> None:
+    try:
+        find_stockfish(None)
+    except EngineError:
+        pytest.skip("no Stockfish here")
+    made = corpus(tmp_path)
+    made.annotate()
+    report = json.loads(made.build())
+    shards = {path: path.read_bytes() for path in (shard_path(tmp_path, 0), shard_path(tmp_path, 1))}
+    rows = [json.loads(line) for text in shards.values() for line in text.splitlines()]
+    assert sum(row["kind"] == "self_play" for row in rows) == 6
+    files = ("train.txt", "validation.txt", "test.txt", "positions-test.jsonl", "prompts-train.jsonl", "report.json")
+    texts = {name: (tmp_path / name).read_bytes() for name in files}
+    assert json.loads(texts["report.json"]) == report
+    count = sum(sum(split.values()) for split in report["documents"].values())
+    assert count == sum(len(texts[name].splitlines()) for name in files[:3])
+    assert {positions.split_of(positions.position_key(chess.Board(row["fen"]))) for row in rows} & {"train"}
+
+    second = shard_path(tmp_path, 1)
+    second.unlink()
+    (tmp_path / "annotations-00001.77.part").write_text("half")
+    stamp = shard_path(tmp_path, 0).stat().st_mtime_ns
+    made.annotate()
+    assert shard_path(tmp_path, 0).stat().st_mtime_ns == stamp
+    assert second.read_bytes() == shards[second]
+    made.build()
+    assert {name: (tmp_path / name).read_bytes() for name in files} == texts
+    assert json.loads((tmp_path / "annotations.json").read_text())["engine"].startswith("Stockfish")

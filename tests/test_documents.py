@@ -1,0 +1,205 @@
+"""Documents: symmetric positions keep their moves legal, splits share no position, rare classes are what they say."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import chess
+import pytest
+
+from rookexp import chess_text, documents
+from rookexp.annotate import shard_path
+from rookexp.errors import DataError
+from rookexp.tasks import positions
+
+A_SHARES = dict(zip(documents.A_KINDS, (0.3, 0.2, 0.1, 0.05, 0.1, 0.1, 0.1, 0.05), strict=True))
+
+
+def rows(count: int, seed: int) -> list[documents.Row]:
+    """Positions of every kind with their first legal moves as if those were the best."""
+    rng = random.Random(seed)
+    makers = (positions.opening, positions.middlegame, positions.endgame)
+    boards = [makers[i % 3](rng) for i in range(count)]
+    found = []
+    for board in boards:
+        moves = [m.uci() for m in board.legal_moves][:5]
+        if moves:
+            found.append(documents.Row(board, "any", tuple(moves), tuple(range(len(moves), 0, -1))))
+    return found
+
+
+def test_every_symmetric_form_has_the_same_legal_moves_and_key() -> None:
+    rng = random.Random(1)
+    for row in rows(60, seed=2):
+        for _ in range(4):
+            form = documents.symmetric(row, rng)
+            assert form.board.is_valid() or not row.board.is_valid()
+            assert set(form.moves) <= chess_text.legal_ucis(form.board)
+            assert form.board.legal_moves.count() == row.board.legal_moves.count()
+            assert positions.position_key(form.board) == positions.position_key(row.board)
+            assert form.evals_cp == row.evals_cp
+
+
+def test_colour_flip_turns_the_side_to_move() -> None:
+    row = documents.Row(chess.Board(), "opening", ("e2e4",), (30,))
+    forms = {documents.symmetric(row, random.Random(seed)).moves for seed in range(20)}
+    assert forms == {("e2e4",), ("e7e5",)}  # castling rights: no left-right mirror
+
+
+def test_p_document_pairs_stay_together_and_blacks_label_is_the_worst() -> None:
+    board = chess.Board()
+    board.push_uci("e2e4")
+    row = documents.Row(board, "opening", ("e7e5", "c7c5", "a7a6"), (50, 20, -30))
+    for seed in range(10):
+        answer = chess_text.parse_p(documents.p_document(row, random.Random(seed), "legacy"))
+        assert answer is not None
+        assert answer.best == "a7a6"
+        assert dict(zip(answer.moves, answer.evals, strict=True)) == {"e7e5": 0.5, "c7c5": 0.2, "a7a6": -0.3}
+    corrected = chess_text.parse_p(documents.p_document(row, random.Random(0), "corrected"))
+    assert corrected is not None
+    assert corrected.best == "e7e5"
+
+
+def write_shard(folder: Path) -> None:
+    """One shard of 90 positions, some twice, and a game."""
+    lines = []
+    for row in rows(90, seed=3):
+        fields = {
+            "fen": row.board.fen(en_passant="fen"),
+            "kind": "opening",
+            "moves": row.moves,
+            "evals_cp": row.evals_cp,
+        }
+        lines.append(
+            json.dumps(
+                fields | {"game": " ".join(m.uci() for m in positions.random_game(random.Random(5), 40).move_stack)}
+            )
+        )
+    shard_path(folder, 0).write_text("\n".join([*lines, lines[0]]) + "\n")
+
+
+def build(folder: Path) -> dict:
+    return documents.build_corpus(
+        folder, shards=1, seed=1, copies=2, black_best="legacy", p_share=0.5, a_shares=A_SHARES
+    )
+
+
+def test_corpus_is_deterministic_valid_and_split_by_position(tmp_path: Path) -> None:
+    write_shard(tmp_path)
+    report = build(tmp_path)
+    first = {split: (tmp_path / f"{split}.txt").read_text() for split in ("train", "validation", "test")}
+    prompts = (tmp_path / "prompts-train.jsonl").read_text().splitlines()
+    assert len(prompts) == report["prompts"]["train"]
+    assert set(prompts) <= set((tmp_path / "positions-test.jsonl").read_text().splitlines())
+    build(tmp_path)
+    assert first == {split: (tmp_path / f"{split}.txt").read_text() for split in first}
+    assert report["duplicates dropped"] >= 1
+    keys: dict[str, set[str]] = {}
+    for split, text in first.items():
+        keys[split] = set()
+        for line in text.splitlines():
+            answer = chess_text.parse_p(line)
+            prompt = chess_text.parse_a_prompt(line)
+            fen = answer.fen if answer else prompt.fen if prompt else ""
+            board = chess.Board(fen)
+            keys[split].add(positions.position_key(board))
+            if answer:
+                assert answer.well_formed
+                assert set(answer.moves) <= chess_text.legal_ucis(board)
+            else:
+                completion = chess_text.parse_a_completion(line.split("+", 3)[3])
+                assert completion.valid
+                assert completion.new_fen == chess_text.transition(fen, prompt.move, legality="legacy").new_fen
+    assert not keys["train"] & keys["test"]
+    assert not keys["train"] & keys["validation"]
+    train = Counter(key.split()[0] for key in report["documents"]["train"])
+    assert train["P"]
+    assert train["A"]
+
+
+def test_a_documents_fill_every_class_without_duplicates() -> None:
+    game = positions.random_game(random.Random(4), 60).move_stack
+    counts = dict.fromkeys(documents.A_KINDS, 6)
+    found = documents.a_documents([game], counts, seed=9)
+    assert Counter(kind for _, kind, _ in found) == Counter(counts)
+    assert len({text for text, _, _ in found}) == len(found)
+    for text, kind, _ in found:
+        completion = text.split("+", 3)[3]
+        assert (kind == "mate") == completion.endswith("+1.0+1+0")
+        assert (kind == "draw") == completion.endswith("+0.5+1+0")
+        assert (kind == "failed") == completion.endswith("+-1.0+0+1")
+
+
+def test_a_fifth_repetition_ends_the_game() -> None:
+    board = chess.Board()
+    for uci in (["g1f3", "g8f6", "f3g1", "f6g8"] * 4)[:-1]:
+        board.push_uci(uci)
+    assert board.halfmove_clock == 15
+    assert documents.class_of(board, chess.Move.from_uci("f6g8")) == "draw"
+    assert documents.a_document(board, chess.Move.from_uci("f6g8")).endswith("+0.5+1+0")
+    assert documents.a_document(board, chess.Move.from_uci("f6e4")).endswith("+0.001+0+0")
+
+
+def analysed(count: int) -> list[dict[str, Any]]:
+    """As many rows with White to move as with Black; every third has four moves."""
+    fens = [f"8/8/8/8/8/8/8/8 {'wb'[i % 2]} - - 0 {i + 1}" for i in range(count)]
+    return [{"fen": fen, "moves": ["a1a2"] * (4 if i % 3 == 0 else 5)} for i, fen in enumerate(fens)]
+
+
+def test_prompt_sets_are_balanced_alternate_and_share_no_row() -> None:
+    rows = analysed(900)
+    sets = documents.prompt_rows(rows, seed=3)
+    assert {name: len(chosen) for name, chosen in sets.items()} == {"train": 256, "eval": 128}
+    for chosen in sets.values():
+        assert [row["fen"].split()[1] for row in chosen] == ["w", "b"] * (len(chosen) // 2)
+        assert all(len(row["moves"]) == 5 for row in chosen)
+    fens = [row["fen"] for chosen in sets.values() for row in chosen]
+    assert len(set(fens)) == len(fens)
+    assert documents.prompt_rows(rows, seed=3) == sets != documents.prompt_rows(rows, seed=4)
+    assert rows == analysed(900)
+
+
+def test_prompt_sets_of_few_rows_stay_balanced() -> None:
+    sets = documents.prompt_rows(analysed(31)[:-1], seed=3)
+    assert {name: len(chosen) for name, chosen in sets.items()} == {"train": 20, "eval": 0}
+
+
+def shipped(root: Path, name: str) -> Path:
+    return root / "rookexp" / "assets" / "positions" / f"{name}.jsonl"
+
+
+@pytest.mark.parametrize("name", documents.PROMPT_SETS)
+def test_shipped_prompts_are_those_of_the_corpus(root: Path, name: str) -> None:
+    corpus = root / "outputs" / "corpus" / "positions-test.jsonl"
+    if not corpus.is_file():
+        pytest.skip("no outputs/corpus in this checkout")
+    rows = [json.loads(line) for line in corpus.read_text(encoding="utf-8").splitlines()]
+    again = "".join(json.dumps(row) + "\n" for row in documents.prompt_rows(rows, seed=2026)[name])
+    assert again.encode() == shipped(root, name).read_bytes()
+
+
+def test_shipped_prompts_are_of_the_test_split_and_share_no_position(root: Path) -> None:
+    keys: list[str] = []
+    for name, count in documents.PROMPT_SETS.items():
+        rows = [json.loads(line) for line in shipped(root, name).read_text(encoding="utf-8").splitlines()]
+        assert len(rows) == count
+        keys += [positions.position_key(chess.Board(row["fen"])) for row in rows]
+    assert len(set(keys)) == len(keys)
+    assert {positions.split_of(key) for key in keys} == {"test"}
+
+
+def test_a_broken_row_is_named(tmp_path: Path) -> None:
+    shard_path(tmp_path, 0).write_text('{"fen": "nonsense"}\n')
+    with pytest.raises(DataError, match="line 1"):
+        documents.load_rows(tmp_path, 1)
+    for moves in ([], ["e2e4", "d2d4"], 5):
+        row = {"fen": chess.STARTING_FEN, "kind": "opening", "moves": moves, "evals_cp": [3]}
+        shard_path(tmp_path, 0).write_text(json.dumps(row) + "\n")
+        with pytest.raises(DataError, match="line 1"):
+            documents.load_rows(tmp_path, 1)
+    with pytest.raises(DataError, match=r"rookexp\.data"):
+        documents.load_rows(tmp_path / "none", 1)

@@ -1,0 +1,156 @@
+"""Stockfish gives the same lines for the same position; an engine that hangs, crashes or lies is one clear error."""
+
+from __future__ import annotations
+
+import gc
+import os
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import chess
+import pytest
+
+from rookexp.errors import EngineError
+from rookexp.rewards.engine import Line, Stockfish, find_stockfish
+
+UCI = """#!{python}
+import os, sys, time
+for command in sys.stdin:
+    word = command.split()[0]
+    if word == "uci":
+        print("id name Pretender 1")
+        for option in ("Threads", "Hash", "MultiPV"):
+            print(f"option name {{option}} type spin default 1 min 1 max 500")
+        print("uciok", flush=True)
+    elif word == "isready":
+        print("readyok", flush=True)
+    elif word == "go":
+        {go}
+    elif word == "quit":
+        break
+"""
+ANSWER = """
+        for number, (score, move) in enumerate({lines}, start=1):
+            print(f"info depth 1 multipv {{number}} score {{score}} nodes 1 pv {{move}}")
+        print("bestmove", {best!r}, flush=True)"""
+
+
+def pretender(folder: Path, text: str) -> str:
+    """An executable that pretends to be an engine."""
+    path = folder / "pretender"
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def uci(folder: Path, go: str) -> str:
+    return pretender(folder, UCI.format(python=sys.executable, go=go))
+
+
+def answering(folder: Path, lines: list[tuple[str, str]]) -> str:
+    return uci(folder, ANSWER.format(lines=lines, best=lines[0][1]))
+
+
+def test_lines_are_sorted_and_valued_for_the_side_to_move(tmp_path: Path) -> None:
+    lines = [("cp -30", "e7e5"), ("mate 2", "c7c5"), ("cp 15", "d7d5"), ("mate -3", "f7f6")]
+    engine = Stockfish(path=answering(tmp_path, lines), nodes=7, multipv=4, timeout_s=10.0)
+    board = chess.Board()
+    board.push_uci("e2e4")
+    found = engine.lines(board)
+    engine.close()
+    assert engine.name == "Pretender 1"
+    expected = [("c7c5", 99_998), ("d7d5", 15), ("e7e5", -30), ("f7f6", -99_997)]
+    assert found == [Line(chess.Move.from_uci(move), value) for move, value in expected]
+
+
+def test_a_position_without_moves_has_no_lines(tmp_path: Path) -> None:
+    engine = Stockfish(path=uci(tmp_path, "os._exit(3)"), nodes=7, multipv=4, timeout_s=10.0)
+    assert engine.lines(chess.Board("7k/5Q2/6K1/8/8/8/8/8 b - - 0 1")) == []
+    engine.close()
+
+
+def test_too_few_lines_are_an_error(tmp_path: Path) -> None:
+    engine = Stockfish(path=answering(tmp_path, [("cp 1", "e2e4")]), nodes=7, multipv=2, timeout_s=10.0)
+    with pytest.raises(EngineError, match=r"1 of 2 lines .* 7 nodes: allow it more nodes"):
+        engine.lines(chess.Board())
+    engine.close()
+
+
+def test_a_hung_analysis_names_binary_limit_position_and_timeout(tmp_path: Path) -> None:
+    path = uci(tmp_path, "time.sleep(60)")
+    engine = Stockfish(path=path, nodes=7, multipv=2, timeout_s=0.5)
+    begun = time.monotonic()
+    with pytest.raises(EngineError) as caught:
+        engine.lines(chess.Board())
+    for part in (path, "7 nodes", chess.STARTING_FEN, "no answer in 0.5 s"):
+        assert part in str(caught.value)
+    with pytest.raises(EngineError):
+        engine.lines(chess.Board())
+    engine.close()
+    assert time.monotonic() - begun < 10
+
+
+def test_a_crashed_engine_is_an_error_and_closes(tmp_path: Path) -> None:
+    path = uci(tmp_path, "os._exit(3)")
+    engine = Stockfish(path=path, nodes=7, multipv=2, timeout_s=10.0)
+    with pytest.raises(EngineError) as caught:
+        engine.lines(chess.Board())
+    for part in (path, "7 nodes", chess.STARTING_FEN, "timeout 10.0 s"):
+        assert part in str(caught.value)
+    engine.close()
+    engine.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # python-chess leaves a Popen behind
+@pytest.mark.parametrize("text", ["#!/bin/sh\nexit 1\n", "#!/bin/sh\nexec sleep 60\n", "no program\n"])
+def test_what_is_no_engine_does_not_start(tmp_path: Path, text: str) -> None:
+    path = pretender(tmp_path, text)
+    with pytest.raises(EngineError, match=r"pretender did not start as a UCI engine \(timeout 0.5 s\): ."):
+        Stockfish(path=path, nodes=7, multipv=2, timeout_s=0.5)
+    gc.collect()
+
+
+def test_a_missing_engine_says_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(EngineError, match=r"nowhere.*apt-get install stockfish"):
+        find_stockfish(str(tmp_path / "nowhere"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if not os.path.exists("/usr/games/stockfish"):
+        with pytest.raises(EngineError, match="PATH"):
+            find_stockfish(None)
+
+
+@pytest.fixture
+def stockfish() -> Iterator[Stockfish]:
+    try:
+        path = find_stockfish(None)
+    except EngineError:
+        pytest.skip("no Stockfish here")
+    engine = Stockfish(path=path, nodes=500, multipv=5, timeout_s=30.0)
+    yield engine
+    engine.close()
+
+
+@pytest.mark.engine
+def test_the_same_position_gives_the_same_lines_whatever_came_before(stockfish: Stockfish) -> None:
+    boards = [chess.Board(), chess.Board("r1bqkb1r/pppp1ppp/2n2n2/4p3/2B1P3/5N2/PPPP1PPP/RNBQK2R w KQkq - 4 4")]
+    first = [stockfish.lines(board) for board in boards]
+    assert [stockfish.lines(board) for board in reversed(boards)] == first[::-1]
+    other = Stockfish(path=stockfish.path, nodes=500, multipv=5, timeout_s=30.0)
+    assert other.lines(boards[1]) == first[1]
+    other.close()
+    for board, lines in zip(boards, first, strict=True):
+        assert len({line.move for line in lines}) == 5
+        assert {line.move for line in lines} <= set(board.legal_moves)
+        assert [line.eval_cp for line in lines] == sorted((line.eval_cp for line in lines), reverse=True)
+
+
+@pytest.mark.engine
+def test_mates_and_short_lists_have_their_values(stockfish: Stockfish) -> None:
+    mate = stockfish.lines(chess.Board("6k1/5ppp/8/8/8/8/5PPP/R5K1 w - - 0 1"))[0]
+    assert (mate.move.uci(), mate.eval_cp) == ("a1a8", 99_999)
+    checked = stockfish.lines(chess.Board("7k/8/8/8/8/8/8/K6R b - - 0 1"))
+    assert {line.move.uci() for line in checked} == {"h8g7", "h8g8"}
+    assert all(line.eval_cp < -200 for line in checked)

@@ -1,0 +1,292 @@
+"""Figures: intervals from tables, gold answers score everything, each definition counts what its name says."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import chess
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rookexp import chess_text, documents
+from rookexp.errors import DataError
+from rookexp.tasks import positions
+from rookexp.tasks.figures import Figure, Mean, Tally, environment_figures, mean_of, policy_figures
+
+WHITE = "6k1/5ppp/8/8/8/8/5PPP/R5K1 w - - 0 20"
+BLACK = "r5k1/5ppp/8/8/8/8/5PPP/6K1 b - - 0 20"
+
+
+def p_gold(fen: str, moves: list[str], evals_cp: list[int]) -> str:
+    turn = chess.Board(fen).turn
+    return chess_text.build_p(fen, moves, evals_cp, chess_text.best_label(moves, evals_cp, turn, "legacy"))
+
+
+def answer(fen: str, moves: str, evals: str, best: str) -> tuple[str, str]:
+    """Prompt and completion."""
+    return chess_text.p_prompt(fen), f"  M: {moves}  E: {evals}  B: {best}"
+
+
+def of(fen: str, gold: tuple[list[str], list[int]], given: tuple[str, str, str]) -> dict[str, Figure | Mean]:
+    prompt, completion = answer(fen, *given)
+    return policy_figures([p_gold(fen, *gold)], [completion], [prompt])
+
+
+def share(figure: Figure | Mean) -> float:
+    assert isinstance(figure, Figure)
+    return figure.share
+
+
+# ---- intervals --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("hits", "total", "low", "high"),
+    [  # R: prop.test(hits, total, correct = FALSE)
+        (8, 10, 0.4901625, 0.9433178),
+        (0, 10, 0.0, 0.2775328),
+        (10, 10, 0.7224672, 1.0),
+        (50, 100, 0.4038315, 0.5961685),
+        (1, 3, 0.0614919, 0.7923404),
+    ],
+)
+def test_wilson_intervals(hits: int, total: int, low: float, high: float) -> None:
+    assert Figure(hits, total).interval == pytest.approx((low, high), abs=1e-6)
+
+
+@given(st.integers(1, 5000), st.floats(0, 1))
+def test_an_interval_holds_its_share(total: int, part: float) -> None:
+    figure = Figure(round(part * total), total)
+    low, high = figure.interval
+    assert 0 <= low <= figure.share + 1e-12
+    assert figure.share - 1e-12 <= high <= 1
+    twice = Figure(2 * figure.hits, 2 * total).interval
+    assert twice[1] - twice[0] < high - low
+
+
+def test_no_observation_is_no_share() -> None:
+    none = Figure(0, 0)
+    assert math.isnan(none.share)
+    assert none.record() == {"share": None, "interval": (0.0, 1.0), "hits": 0, "total": 0}
+
+
+def test_a_mean_has_the_interval_of_its_standard_error() -> None:
+    mean = mean_of([1.0, 2.0, 3.0, 4.0])
+    error = math.sqrt(5 / 3 / 4)
+    assert (mean.value, mean.total) == (2.5, 4)
+    assert mean.interval == pytest.approx((2.5 - 1.959964 * error, 2.5 + 1.959964 * error))
+    assert str(mean) == "2.500 [1.235, 3.765] (n = 4)"
+    assert mean_of([0.25]).record() == {"mean": 0.25, "interval": None, "total": 1}
+
+
+def test_a_tally_counts_names_in_their_order() -> None:
+    tally = Tally()
+    tally.add("b", hits=2, total=3)
+    tally.measure("c", 0.5)
+    tally.add("a", hits=True)
+    tally.add("b", hits=False)
+    tally.add("nothing", hits=0, total=0)
+    assert list(tally.figures().items()) == [("b", Figure(2, 4)), ("a", Figure(1, 1)), ("c", Mean(0.5, None, 1))]
+
+
+# ---- P ----------------------------------------------------------------------------------------------------------
+
+MOVES, EVALS = ["a1a8", "h2h3", "g1f1"], [99_999, 400, 380]
+GOLD = ("a1a8 h2h3 g1f1", "999.99 4.0 3.8", "a1a8")
+
+
+def test_the_documents_themselves_score_everything() -> None:
+    rng = random.Random(1)
+    gold = []
+    for _ in range(30):
+        board = positions.middlegame(rng)
+        moves = [move.uci() for move in board.legal_moves][:5]
+        if len(moves) == 5:
+            row = documents.Row(board, "middlegame", tuple(moves), (90, 40, 10, -20, -700))
+            gold.append(documents.p_document(row, rng, "legacy"))
+    prompts = [chess_text.p_prompt(chess_text.parse_p(text).fen) for text in gold]
+    figures = policy_figures(gold, [g.removeprefix(p) for g, p in zip(gold, prompts, strict=True)], prompts)
+    misses = {
+        "B is the engine's move, Black": 0.0,  # the label of the published data
+        "B is the highest-valued listed move, Black": 0.0,
+        "B is the lowest-valued listed move, White": 0.0,
+    }
+    for name, figure in figures.items():
+        if name.endswith(("White", "Black")) and isinstance(figure, Figure):
+            assert figure.share == misses.get(name, 1.0), name
+    assert share(figures["format valid"]) == share(figures["B is the label"]) == 1
+    loss = "win-probability loss of B, if among the engine's"
+    assert figures[f"{loss}, White"].value == 0
+    expected = chess_text.win_probability(90) - chess_text.win_probability(-700)
+    assert figures[f"{loss}, Black"].value == pytest.approx(expected)
+    assert figures["win-probability loss of the highest-valued listed move, if among the engine's"].value == 0
+
+
+def test_sides_to_move_add_up() -> None:
+    gold = [p_gold(WHITE, MOVES, EVALS), p_gold(BLACK, ["a8a1", "h7h6"], [99_999, 400])]
+    figures = policy_figures(gold, [answer(WHITE, *GOLD)[1], " M: a1a8 E: 1.0 B: a1a8"], [f"P: {WHITE}", f"P: {BLACK}"])
+    for name, figure in figures.items():
+        if not name.endswith(("White", "Black")) and isinstance(figure, Figure):
+            sides = [figures.get(f"{name}, {side}", Figure(0, 0)) for side in ("White", "Black")]
+            assert figure == Figure(sum(side.hits for side in sides), sum(side.total for side in sides))
+    assert figures["format valid, Black"] == Figure(1, 1)
+    assert figures["B legal, Black"] == Figure(0, 1)
+
+
+def test_what_is_no_move_is_illegal_and_what_is_missing_is_a_miss() -> None:
+    figures = of(WHITE, (MOVES, EVALS), ("a1a8 a1a9 a1 g1h3", "1 2 3 4", "a1a9"))
+    assert figures["listed moves legal"] == Figure(1, 4)
+    assert figures["the engine's moves listed"] == Figure(1, 3)
+    assert figures["the engine's best move listed"] == Figure(1, 1)
+    assert figures["B legal"] == figures["format valid"] == Figure(0, 1)
+    empty = policy_figures([p_gold(WHITE, MOVES, EVALS)], [""], [f"P: {WHITE}"])
+    assert set(empty.values()) <= {Figure(0, 1), Figure(0, 3)}
+    assert "listed moves legal" not in empty
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "5  M: a1a8  E: 1.0  B: a1a8",  # goes on with the FEN
+        "  M: a1a8  E: 1.0  B: a1a8 and more",
+        "  M: a1a8 h2h3  E: 1.0  B: a1a8",
+        "  M: a1a8  E: one  B: a1a8",
+        "  M: a1a8  E: 1.0  B:",
+    ],
+)
+def test_formats_that_are_not_valid(completion: str) -> None:
+    gold = [p_gold(WHITE, MOVES, EVALS)]
+    assert policy_figures(gold, [completion], [f"P: {WHITE}"])["format valid"] == Figure(0, 1)
+    assert policy_figures(gold, ["  M: a1a8  E: 1.0  B: a1a8"], [f"P: {WHITE}"])["format valid"] == Figure(1, 1)
+
+
+def test_the_engines_move_is_any_of_equals() -> None:
+    tied = (["a1a8", "h2h3", "g1f1"], [400, 400, 380])
+    for best in ("a1a8", "h2h3"):
+        assert of(WHITE, tied, ("a1a8", "1.0", best))["B is the engine's move"] == Figure(1, 1)
+    assert of(WHITE, tied, ("a1a8", "1.0", "g1f1"))["B is the engine's move"] == Figure(0, 1)
+
+
+def test_of_equal_listed_values_the_first_speaks_and_b_may_be_either() -> None:
+    gold = (MOVES, EVALS)
+    name = "the highest-valued listed move is the engine's"
+    assert of(WHITE, gold, ("a1a8 h2h3 g1f1", "5.0 5.0 1.0", "h2h3"))[name] == Figure(1, 1)
+    figures = of(WHITE, gold, ("h2h3 a1a8 g1f1", "5.0 5.0 1.0", "a1a8"))
+    assert figures[name] == Figure(0, 1)
+    assert figures["B is the highest-valued listed move"] == Figure(1, 1)
+    assert figures["B is the lowest-valued listed move"] == Figure(0, 1)
+    twice = of(WHITE, gold, ("a1a8 a1a8", "5.0 1.0", "a1a8"))
+    assert twice["B is the highest-valued listed move"] == twice["B is the lowest-valued listed move"] == Figure(0, 1)
+    alike = of(WHITE, gold, ("h2h3 a1a8", "5.0 5.0", "a1a8"))
+    assert not [name for name in alike if name.startswith(("B is the highest", "B is the lowest"))]
+
+
+def test_loss_is_known_for_the_engines_moves_only() -> None:
+    figures = of(WHITE, (MOVES, EVALS), ("h2h3 f2f4", "1.0 2.0", "h2h3"))
+    loss = figures["win-probability loss of B, if among the engine's"]
+    assert isinstance(loss, Mean)
+    assert loss.value == pytest.approx(1 - 1 / (1 + math.exp(-0.00368208 * 400)))
+    assert figures["B is among the engine's"] == Figure(1, 1)
+    assert figures["the highest-valued listed move is among the engine's"] == Figure(0, 1)
+    assert not [name for name in figures if name.startswith("win-probability loss of the highest")]
+
+
+def test_a_wrong_document_is_named() -> None:
+    for text in ("P: nonsense", chess_text.p_prompt_padded(WHITE), "A: x+y+z+"):
+        with pytest.raises(DataError, match="not a P document"):
+            policy_figures([text], [""], [text])
+        with pytest.raises(DataError, match="not an A document"):
+            environment_figures([text], [""])
+
+
+@given(st.text(alphabet="PMEB: a1h8q.-0/\n<|", max_size=60))
+def test_no_completion_raises(text: str) -> None:
+    policy_figures([p_gold(WHITE, MOVES, EVALS)], [text], [f"P: {WHITE}"])
+    environment_figures([a_gold(chess.STARTING_FEN, "e2e4")], [text])
+
+
+# ---- A ----------------------------------------------------------------------------------------------------------
+
+MATE = ("6k1/5ppp/8/8/8/8/8/R5K1 w - - 0 20", "a1a8")
+STALEMATE = ("7k/8/5K2/6Q1/8/8/8/8 w - - 0 70", "g5g6")
+ENDED = ("8/8/4k3/8/8/4K3/8/8 w - - 0 70", "e3e4")
+CASTLING = ("r1bqk1nr/pppp1ppp/2n5/2b1p3/2B1P3/5N2/PPPP1PPP/RNBQK2R w KQkq - 4 4", "e1g1")
+FAILED = (chess.STARTING_FEN, "e4e5")
+
+
+def a_gold(fen: str, move: str) -> str:
+    return chess_text.build_a(fen, move, [move], chess_text.transition(fen, move, legality="legacy"))
+
+
+def completion(document: str) -> str:
+    return document.split("+", 3)[3]
+
+
+def test_gold_answers_are_right_in_every_slice() -> None:
+    promotion = ("8/P6k/8/8/8/8/8/K7 w - - 0 60", "a7a8q")
+    first = (chess.STARTING_FEN, "e2e4")
+    gold = [a_gold(*case) for case in (MATE, STALEMATE, ENDED, CASTLING, FAILED, promotion, first)]
+    figures = environment_figures(gold, map(completion, gold))
+    for name, figure in figures.items():
+        if isinstance(figure, Figure) and not name.startswith("outcome right, were it"):
+            assert figure.share == 1, name
+    assert figures["outcome, macro recall"].value == figures["outcome, macro F1"].value == 1
+    assert figures["outcome right, were it always ongoing"] == Figure(3, 7)
+    assert figures["outcome right, draw"] == Figure(2, 2)
+    assert figures["outcome right, draw made by the move"] == Figure(1, 1)
+    assert list(figures)[-8:] == [
+        f"next state exact, {name}"
+        for name in ("ply 1", "plies 6-10", "plies 31+", "moves 1-5", "castling", "promotion", "check", "illegal")
+    ]
+    assert {f"next state exact, {name}" for name in ("castling", "promotion", "check", "illegal")} <= set(figures)
+
+
+@pytest.mark.parametrize(
+    ("fen", "move", "slices"),
+    [
+        (chess.STARTING_FEN, "e2e4", {"ply 1", "moves 1-5"}),
+        ("rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1", "e7e5", {"ply 2", "moves 1-5"}),
+        ("rnbqkbnr/ppp1pppp/8/3p4/4P3/8/PPPP1PPP/RNBQKBNR w KQkq - 0 2", "e4d5", {"plies 3-5", "moves 1-5", "capture"}),
+        ("8/8/8/8/8/8/8/K6k w - - 0 3", "a1a2", {"plies 3-5", "moves 1-5"}),
+        ("8/8/8/8/8/8/8/K6k b - - 0 3", "h1h2", {"plies 6-10", "moves 1-5"}),
+        ("8/8/8/8/8/8/8/K6k b - - 0 5", "h1h2", {"plies 6-10", "moves 1-5"}),
+        ("8/8/8/8/8/8/8/K6k w - - 0 6", "a1a2", {"plies 11-30"}),
+        ("8/8/8/8/8/8/8/K6k b - - 0 15", "h1h2", {"plies 11-30"}),
+        ("8/8/8/8/8/8/8/K6k w - - 0 16", "a1a2", {"plies 31+"}),
+        ("8/8/8/8/3pP3/8/8/K6k b - e3 0 40", "d4e3", {"plies 31+", "en passant", "capture"}),
+        ("r3k2r/8/8/8/8/8/8/4K3 b kq - 0 40", "e8c8", {"plies 31+", "castling"}),
+        ("8/8/8/8/8/8/6p1/K6k b - - 0 40", "g2g1q", {"plies 31+", "promotion", "check"}),
+        ("8/8/8/8/8/8/8/K6k w - - 0 40", "b1b2", {"plies 31+", "illegal"}),
+        ("8/8/8/8/8/8/8/K6k w - - 0 40", "a9b2", {"plies 31+", "illegal"}),
+    ],
+)
+def test_a_move_belongs_to_its_ply_and_its_types(fen: str, move: str, slices: set[str]) -> None:
+    figures = environment_figures([a_gold(fen, move)], ["wrong"])
+    found = {name.removeprefix("next state exact, ") for name in figures if name.startswith("next state exact, ")}
+    assert found == slices
+
+
+def test_parts_of_an_answer_count_by_themselves() -> None:
+    gold = a_gold(chess.STARTING_FEN, "e2e4")
+    clocks = completion(gold).replace(" 0 1+", " 1 2+")
+    figures = environment_figures([gold], [clocks])
+    assert (share(figures["next state, board"]), share(figures["next state, first four fields"])) == (1, 1)
+    assert (share(figures["next state exact"]), share(figures["answer exact"])) == (0, 0)
+    figures = environment_figures([gold], [completion(gold).replace("0.001+0+0", "1.0+1+0")])
+    assert (share(figures["next state exact"]), share(figures["answer exact"])) == (1, 0)
+    assert (share(figures["reward right"]), share(figures["terminated right"])) == (0, 0)
+    assert (share(figures["truncated right"]), share(figures["outcome right, ongoing"])) == (1, 0)
+    figures = environment_figures([gold], [completion(gold) + "+0"])
+    assert (share(figures["valid"]), share(figures["answer exact"])) == (0, 0)
+
+
+def test_always_the_commonest_class_is_the_baseline_and_macro_figures_see_it() -> None:
+    gold = [a_gold(chess.STARTING_FEN, "e2e4")] * 8 + [a_gold(*MATE), a_gold(*STALEMATE)]
+    figures = environment_figures(gold, ["x+0.001+0+0"] * 10)
+    assert figures["outcome right"] == figures["outcome right, were it always ongoing"] == Figure(8, 10)
+    assert figures["outcome right, mate"] == figures["outcome right, draw made by the move"] == Figure(0, 1)
+    assert figures["outcome, macro recall"].value == pytest.approx(1 / 3)
+    assert figures["outcome, macro F1"].value == pytest.approx((2 * 8 / (8 + 10)) / 3)
+    assert environment_figures([], []) == {}
