@@ -88,7 +88,8 @@ def renderables(
         parts += [
             Text(reason, style="green" if reason.startswith("PASS") else "bold red") for reason in verdict.reasons
         ]
-        parts.append("")
+        word, style = ("PASS", "bold green") if verdict.passed else ("FAIL", "bold red")
+        parts += [Text(f"verdict: {word}", style=style), ""]
     cost = costs(rows)
     line = [f"{cost['steps']:.0f} steps"]
     line += [duration(cost["seconds"])] if "seconds" in cost else []

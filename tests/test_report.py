@@ -48,7 +48,7 @@ def test_report_shows_table_samples_verdict_cost_and_folder(monkeypatch: pytest.
     assert text.count("before  0.000  M: e2e4 0-") == 3
     assert text.count("after   0.500  M: e2e4 5-") == 3
     assert "P: [0]" in text  # brackets are no markup
-    assert "PASS a: 1 (b)\nFAIL c: 2 (d)\n" in text
+    assert "PASS a: 1 (b)\nFAIL c: 2 (d)\nverdict: FAIL\n" in text
     assert text.endswith("5 steps, 10s, 300 tokens/s\nrun folder: outputs/run [1]\n")
 
 
