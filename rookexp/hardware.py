@@ -110,7 +110,7 @@ def best_product_s(dtype: torch.dtype) -> float:
 def keep_freed_memory() -> bool:
     """Has glibc keep large freed blocks of this process for the next tensors; False where there is no glibc to ask."""
     # By default a block above 32 MiB goes back to the system when it is freed, and the next step pays for every page
-    # anew: a step of GPT-2 small took 1.2 times as long.
+    # anew.
     if sys.platform != "linux":
         return False
     try:
