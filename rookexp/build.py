@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, MinLen
 
-from rookexp import check, generate, kl, losses, nodes, session
+from rookexp import check, chess_text, generate, kl, losses, nodes, session
 from rookexp.errors import ConfigError, DataError
 from rookexp.hardware import Hardware
 from rookexp.heldout import HeldOut, read_documents
@@ -67,6 +68,7 @@ class Pretraining:
     corpus: str  # folder of train.txt and validation.txt
     steps: Annotated[int, Ge(1)]  # optimizer steps
     batch_documents: Annotated[int, Ge(1)]  # documents of a step
+    prompt_weight: Annotated[float, Ge(0)]  # what a prompt's token counts beside one of a completion
     validation_documents: Annotated[int, Ge(1)]  # held-out documents whose loss is measured
     eval_every: Annotated[int, Ge(1)]  # steps between two measurements
     save_every: Annotated[int, Ge(1)]  # steps between checkpoints
@@ -164,6 +166,7 @@ def build_pretraining(config: Config, run_folder: Path) -> session.Training:
         policy=policy.model,
         documents=train,
         batch_documents=run.batch_documents,
+        prompt_weight=run.prompt_weight,
         seed=run.seed,
         autocast=hardware.autocast,
         head_chunk=hardware.head_chunk,
@@ -193,10 +196,15 @@ def token_documents(policy: Pretrained, file: Path, texts: Sequence[str]) -> lik
     if not texts:
         raise DataError(f"{file}: empty; make it with `python -m rookexp.data`")
     ids = [[*document, policy.tokenizer.eot_id] for document in policy.tokenizer.encode_all(texts)]
+    prompts = policy.tokenizer.encode_all([chess_text.prompt_of(text) for text in texts])
     longest, places = max(map(len, ids)), policy.model.config.n_positions
     if longest > places + 1:  # the last token is predicted and never read
         raise ConfigError(f"model.n_positions={places}: allowed: >= {longest - 1}, for the longest document of {file}")
-    return likelihood.Documents(ids)
+    # Where a tokenizer joins the prompt's end and what follows, the prompt ends before that token.
+    same = (
+        takewhile(lambda pair: pair[0] == pair[1], zip(*pair, strict=False)) for pair in zip(ids, prompts, strict=True)
+    )
+    return likelihood.Documents(ids, [sum(1 for _ in pairs) for pairs in same])
 
 
 def build_evaluation(config: Config, run_folder: Path) -> HeldOut:

@@ -271,6 +271,13 @@ def build_a(fen: str, move: str, history: Sequence[str], outcome: Transition) ->
     return a_prompt(fen, move, history) + outcome.text()
 
 
+def prompt_of(document: str) -> str:
+    """The part of a P or A document that is asked: up to `M:`, or up to the third `+`; "" where there is none."""
+    if document.startswith("P: "):
+        return "".join(document.partition("M:")[:2]) if "M:" in document else ""
+    return document[: len(document) - len(document.split("+", 3)[-1])] if parse_a_prompt(document) else ""
+
+
 def parse_a_prompt(text: str) -> EnvironmentPrompt | None:
     """The question of an A prompt or document, None where it has no three fields with a `+` after each."""
     fields = text.split("+", 3)

@@ -81,7 +81,7 @@ class HeldOut:
         Raises: DataError where it is none.
         """
         if chess_text.parse_a_prompt(document) is not None:
-            return document[: len(document) - len(document.split("+", 3)[-1])]
+            return chess_text.prompt_of(document)
         answer = chess_text.parse_p(document)
         if answer is None or not answer.well_formed:
             raise DataError(f"neither a P nor an A document: {document!r}")

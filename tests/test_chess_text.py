@@ -386,3 +386,11 @@ def test_matches_are_nested() -> None:
     assert chess_text.match(other_castling, START) == chess_text.FenMatch(False, False, True)
     assert chess_text.match(f"{START}+0.001+0+0", START).strict is False  # the suffix is not part of the position
     assert chess_text.match("", START) == chess_text.FenMatch(False, False, False)
+
+
+def test_the_prompt_of_a_document_is_what_is_asked():
+    p = chess_text.build_p(START, ["e2e4", "d2d4"], [30, 25], "e2e4")
+    assert chess_text.prompt_of(p) == chess_text.p_prompt_padded(START)
+    outcome = chess_text.transition(START, "e2e4", legality="legacy")
+    assert chess_text.prompt_of(chess_text.build_a(START, "e2e4", ["e2e4"], outcome)) == f"A: {START}+e2e4+e2e4+"
+    assert [chess_text.prompt_of(text) for text in ("", "P: x", "A: x+y", "M: e2e4")] == [""] * 4

@@ -13,14 +13,18 @@ from rookexp.objectives.likelihood import Documents, NextToken
 
 # Document i begins with letter i + 1, so that a batch says which documents are in it; lengths 1 to 9.
 TEXTS = [[i + 1, *[(3 * i + j) % 16 + 1 for j in range(i)], EOT][: i + 1] for i in range(9)]
+PROMPTS = [0, 1, 1, 2, 3, 3, 4, 7, 9]  # tokens of each document's prompt
 LEARNABLE = sum(len(text) - 1 for text in TEXTS)
 
 
-def next_token(batch_documents: int = 4, seed: int = 0, model: torch.nn.Module | None = None) -> NextToken:
+def next_token(
+    batch_documents: int = 4, seed: int = 0, model: torch.nn.Module | None = None, prompt_weight: float = 1.0
+) -> NextToken:
     return NextToken(
         policy=model or policy().double(),  # type: ignore[arg-type]
-        documents=Documents(TEXTS),
+        documents=Documents(TEXTS, PROMPTS),
         batch_documents=batch_documents,
+        prompt_weight=prompt_weight,
         seed=seed,
         autocast=nullcontext,
         head_chunk=5,
@@ -59,11 +63,13 @@ def test_the_order_follows_from_seed_and_epoch_alone() -> None:
 
 
 def test_documents_come_whole_padded_on_the_right_and_longest_first() -> None:
-    tokens, mask = Documents(TEXTS).batch([2, 8, 0])
+    tokens, mask, prompt = Documents(TEXTS, PROMPTS).batch([2, 8, 0])
     assert tokens.shape == (3, 9)
     assert [row[kept].tolist() for row, kept in zip(tokens, mask, strict=True)] == [TEXTS[8], TEXTS[2], TEXTS[0]]
     assert mask.sum(1).tolist() == [9, 3, 1]
-    assert len(Documents(TEXTS)) == 9
+    assert prompt.sum(1).tolist() == [9, 1, 0]
+    assert prompt[1].tolist() == [True] + [False] * 8
+    assert len(Documents(TEXTS, PROMPTS)) == 9
 
 
 def naive(model: torch.nn.Module, texts: list[list[int]]) -> torch.Tensor:
@@ -101,7 +107,7 @@ def test_validation_loss_is_a_token_mean_whatever_the_batches_and_changes_nothin
     objective = next_token(model=model)
     before, batch = flat(model), objective.collect(3)[0].tokens
     held_out = [text[::-1] for text in TEXTS[3:]]
-    found = objective.validation_loss(Documents(held_out), batch_documents)
+    found = objective.validation_loss(Documents(held_out, [1] * len(held_out)), batch_documents)
     assert found == pytest.approx(naive(model, held_out).item(), rel=1e-6)
     assert torch.equal(flat(model), before)
     assert torch.equal(objective.collect(3)[0].tokens, batch)
@@ -111,7 +117,7 @@ def test_validation_loss_is_a_token_mean_whatever_the_batches_and_changes_nothin
 def test_bf16_is_near() -> None:
     exact, rounded = next_token(9, model=policy()), next_token(9, model=policy())
     rounded.autocast = bf16
-    held_out = Documents(TEXTS)
+    held_out = Documents(TEXTS, PROMPTS)
     assert rounded.validation_loss(held_out, 9) == pytest.approx(exact.validation_loss(held_out, 9), rel=0.01)
 
 
@@ -124,3 +130,21 @@ def test_documents_are_learned_by_heart() -> None:
     assert record.rows[0]["loss"] > 2
     assert record.rows[-1]["loss"] < 0.3
     assert {"loss", "grad_norm", "epoch", "lr", "tokens_per_s", "step_s", "step"} == record.rows[-1].keys()
+
+
+@pytest.mark.parametrize("prompt_weight", [0.0, 0.25, 3.0])
+def test_a_prompts_tokens_count_as_much_as_they_are_told_to(prompt_weight: float) -> None:
+    model = policy().double()
+    objective = next_token(9, model=model, prompt_weight=prompt_weight)
+    experience, _ = objective.collect(0)
+    assert float(experience.weights.sum()) == pytest.approx(1)
+    total, count = 0.0, 0.0
+    for text, prompt in zip(TEXTS, PROMPTS, strict=True):
+        for t in range(1, len(text)):
+            weight = prompt_weight if t < prompt else 1.0
+            logits = model.logits(model.hidden(torch.tensor([text[:t]])))[0, -1]
+            total -= weight * logits.log_softmax(-1)[text[t]].item()
+            count += weight
+    assert objective.loss(experience).total.item() == pytest.approx(total / count, rel=1e-6)
+    held_out = Documents(TEXTS, PROMPTS)
+    assert objective.validation_loss(held_out, 4) == next_token(9, model=model).validation_loss(held_out, 4)

@@ -15,31 +15,36 @@ from rookexp.types import Experience, LossTerms, Policy
 
 
 class Documents:
-    """Token documents in one flat tensor; each ends with its end-of-text token."""
+    """Token documents in one flat tensor; each begins with a prompt and ends with its end-of-text token."""
 
-    def __init__(self, documents: Sequence[Sequence[int]]) -> None:
+    def __init__(self, documents: Sequence[Sequence[int]], prompt_lengths: Sequence[int]) -> None:
         lengths = torch.tensor([len(d) for d in documents])
+        self.prompt_lengths = torch.tensor(prompt_lengths)
         self.ends = lengths.cumsum(0)
         self.flat = torch.tensor([token for d in documents for token in d], dtype=torch.int32)
 
     def __len__(self) -> int:
         return len(self.ends)
 
-    def batch(self, rows: Sequence[int]) -> tuple[Int[Tensor, "n t"], Bool[Tensor, "n t"]]:
-        """Right-padded ids (N, T), longest row first, and their mask (N, T)."""
-        spans = [(int(self.ends[r - 1]) if r else 0, int(self.ends[r])) for r in rows]
+    def batch(self, rows: Sequence[int]) -> tuple[Int[Tensor, "n t"], Bool[Tensor, "n t"], Bool[Tensor, "n t"]]:
+        """Right-padded ids (N, T), longest row first, their mask (N, T), and which of them are a prompt's (N, T)."""
+        spans = [(int(self.ends[r - 1]) if r else 0, int(self.ends[r]), int(self.prompt_lengths[r])) for r in rows]
         spans.sort(key=lambda span: span[0] - span[1])
         width = spans[0][1] - spans[0][0]
         tokens = torch.zeros(len(spans), width, dtype=torch.long)
-        mask = torch.zeros(len(spans), width, dtype=torch.bool)
-        for i, (start, end) in enumerate(spans):
+        mask, prompt = torch.zeros(2, len(spans), width, dtype=torch.bool)
+        for i, (start, end, prompt_length) in enumerate(spans):
             tokens[i, : end - start] = self.flat[start:end]
             mask[i, : end - start] = True
-        return tokens, mask
+            prompt[i, :prompt_length] = True
+        return tokens, mask, prompt
 
 
 class NextToken:
-    """Mean negative log-likelihood in nats per token; every token but a document's first is predicted."""
+    """Mean negative log-likelihood in nats per token; every token but a document's first is predicted.
+
+    A token of a prompt counts `prompt_weight` times as much as another one.
+    """
 
     def __init__(
         self,
@@ -47,6 +52,7 @@ class NextToken:
         policy: Policy,
         documents: Documents,
         batch_documents: int,
+        prompt_weight: float,
         seed: int,
         autocast: Callable[[], AbstractContextManager[None]],
         head_chunk: int,
@@ -55,6 +61,7 @@ class NextToken:
         self.policy = policy
         self.documents = documents
         self.batch_documents = batch_documents
+        self.prompt_weight = prompt_weight
         self.seed = seed
         self.autocast = autocast
         self.head_chunk = head_chunk
@@ -67,7 +74,7 @@ class NextToken:
         count = len(self.documents)
         start = step * self.batch_documents
         rows = [self._row(i // count, i % count) for i in range(start, start + self.batch_documents)]
-        return self._experience(self.documents, rows), {"epoch": start / count}
+        return self._experience(self.documents, rows, self.prompt_weight), {"epoch": start / count}
 
     def loss(self, micro: Experience) -> LossTerms:
         """Sum over tokens of weight * -log p(token)."""
@@ -92,11 +99,11 @@ class NextToken:
 
     @torch.no_grad()
     def validation_loss(self, documents: Documents, batch_documents: int) -> float:
-        """Mean negative log-likelihood in nats of the tokens of `documents`, each document's first left out."""
+        """Mean negative log-likelihood in nats of the tokens of `documents`, weighed alike; first ones are left out."""
         total, count = 0.0, 0
         for start in range(0, len(documents), batch_documents):
             rows = range(start, min(start + batch_documents, len(documents)))
-            batch = self._experience(documents, rows)
+            batch = self._experience(documents, rows, prompt_weight=1.0)
             tokens = int((batch.weights != 0).sum())
             total += float(self.loss(batch).total) * tokens
             count += tokens
@@ -110,11 +117,12 @@ class NextToken:
             self._order = (epoch, order)
         return self._order[1][position]
 
-    def _experience(self, documents: Documents, rows: Sequence[int]) -> Experience:
-        """Documents, every token of which but the first has the same weight; the weights sum to 1."""
-        tokens, mask = (x.to(self.device) for x in documents.batch(rows))
+    def _experience(self, documents: Documents, rows: Sequence[int], prompt_weight: float) -> Experience:
+        """Documents with a weight at every token but the first; the weights sum to 1."""
+        tokens, mask, prompt = (x.to(self.device) for x in documents.batch(rows))
         mask[:, 0] = False
-        weights = mask.float() / mask.sum().clamp(min=1)
+        weights = mask * torch.where(prompt, prompt_weight, 1.0)
+        weights = weights / weights.sum().clamp(min=torch.finfo(weights.dtype).tiny)
         zeros = torch.zeros_like(weights)
         none = torch.zeros_like(tokens[:, 0])
         return Experience(tokens, weights, zeros, zeros, torch.ones_like(weights[:, 0]), none, none)
