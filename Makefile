@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 READY := $(if $(filter $(VENV)/bin/python,$(PY)),$(STAMP))
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-fast lint typecheck format golden clean data pretrain evaluate
+.PHONY: help install train test test-fast lint typecheck format golden clean data pretrain evaluate doctor docs
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -24,6 +24,9 @@ install: $(READY) ## make .venv and install rookexp with its development tools
 
 train: $(READY) ## train by GRPO: python -m rookexp.train $(ARGS)
 	$(PY) -m rookexp.train $(ARGS)
+
+doctor: $(READY) ## check a run before it starts: python -m rookexp.doctor $(ARGS)
+	$(PY) -m rookexp.doctor $(ARGS)
 
 evaluate: $(READY) ## evaluate a model: python -m rookexp.evaluate $(ARGS)
 	$(PY) -m rookexp.evaluate $(ARGS)
@@ -53,6 +56,9 @@ typecheck: $(READY) ## mypy
 
 golden: $(READY) ## rewrite tests/golden, the recorded results; read the difference before you commit it
 	$(PY) -m pytest -q --golden -k golden
+
+docs: $(READY) ## rewrite docs/presets.md, what each recipe of conf/experiment sets
+	$(PY) docs/presets.py
 
 clean: ## remove caches and builds; runs and .venv stay
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

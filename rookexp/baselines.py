@@ -1,29 +1,38 @@
-"""Advantages: what a completion was worth against the other completions of its prompt."""
+"""Advantages: what a completion was worth against the others of its prompt, or against the steps before."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import torch
-from annotated_types import Ge
+from annotated_types import Ge, Gt, Le
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
+from rookexp import ops
 from rookexp.errors import ConfigError
+from rookexp.returns import Baseline
+
+# The dimension that a standard deviation is taken over (None: all), and what the number of rewards is lessened by.
+STDS: dict[str, tuple[int | None, int]] = {"sample": (1, 1), "population": (1, 0), "batch": (None, 1)}
+EMA_TASKS = 16  # averages that an Ema can hold
 
 
-class GroupMean(nn.Module):
+class GroupMean(Baseline):
     """A = (r - mean) / (max(sd, std_floor) + std_eps) within a group; with std "none" A = r - mean, nothing divided.
 
-    `sample` divides the squares by G - 1, `population` by G. Known conventions, as (std, std_eps, std_floor):
+    `sample` divides the squares by G - 1, `population` by G; `batch` is the sd of all P x G rewards of the step, the
+    squares divided by P G - 1, while the mean stays the group's. Known conventions, as (std, std_eps, std_floor):
     TRL (sample, 1e-4, 0), verl (sample, 1e-6, 0), OpenRLHF (sample, 1e-9, 0), open-instruct (population, 1e-8, 0),
-    Dr GRPO (none, -, -). Source: Shao et al. 2024 (arXiv 2402.03300), section 4.1; Liu et al. 2025 (arXiv 2503.20783).
+    Dr GRPO (none, -, -), Lite PPO (batch, 1e-4, 0). Source: Shao et al. 2024 (arXiv 2402.03300), section 4.1;
+    Liu et al. 2025 (arXiv 2503.20783); batch: Liu et al. 2025 (arXiv 2508.08221).
     """
 
     def __init__(
         self,
         *,
-        std: Literal["none", "sample", "population"],
+        std: Literal["none", "sample", "population", "batch"],
         std_eps: Annotated[float, Ge(0)],
         std_floor: Annotated[float, Ge(0)],
     ) -> None:
@@ -32,30 +41,148 @@ class GroupMean(nn.Module):
         self.std_eps = std_eps
         self.std_floor = std_floor
 
-    def forward(self, rewards: Float[Tensor, "p g"]) -> Float[Tensor, "p g"]:
+    def forward(self, rewards: Float[Tensor, "p g"], tasks: Sequence[str]) -> Float[Tensor, "p g"]:
         """Advantages in rewards' unit, or in standard deviations; exactly 0 in a group of equal rewards.
 
         Raises: ConfigError when G is 1.
         """
-        centred = _centred(rewards)
+        centred = _compared(rewards, rewards.mean(1, keepdim=True))
         if self.std == "none":
             return centred
-        sd = rewards.std(1, correction=1 if self.std == "sample" else 0, keepdim=True)  # (P, 1)
-        scaled = centred / (sd.clamp(min=self.std_floor) + self.std_eps)
-        return torch.where(centred == 0, 0.0, scaled)  # equal rewards without eps and floor: 0 / 0
+        over, less = STDS[self.std]
+        divisor = rewards.std(over, correction=less, keepdim=True).clamp(min=self.std_floor) + self.std_eps
+        return torch.where(divisor == 0, 0.0, centred / divisor)
 
 
-class Rloo(nn.Module):
-    """A = r - mean of the others' rewards = G / (G - 1) (r - mean). Source: Ahmadian et al. 2024 (arXiv 2402.14740)."""
+class Rloo(Baseline):
+    """A = r - mean of the others = G / (G - 1) (r - mean). Source: Ahmadian et al. 2024 (arXiv 2402.14740)."""
 
-    def forward(self, rewards: Float[Tensor, "p g"]) -> Float[Tensor, "p g"]:
+    def forward(self, rewards: Float[Tensor, "p g"], tasks: Sequence[str]) -> Float[Tensor, "p g"]:
         """Advantages in rewards' unit; exactly 0 in a group of equal rewards.
 
         Raises: ConfigError when G is 1.
         """
-        centred = _centred(rewards)
         group_size = rewards.shape[1]
-        return centred * (group_size / (group_size - 1))
+        return _compared(rewards, rewards.mean(1, keepdim=True)) * (group_size / (group_size - 1))
+
+
+class LeaveOneOut(Baseline):
+    """A = (r - mean of the others) / (sd of the others + std_eps); undivided where the others are all equal.
+
+    The sd divides the squares by G - 2, the others less one. Source: NeMo-RL's GRPO, with std_eps 1e-6.
+    """
+
+    def __init__(self, *, std_eps: Annotated[float, Ge(0)]) -> None:
+        super().__init__()
+        self.std_eps = std_eps
+
+    def forward(self, rewards: Float[Tensor, "p g"], tasks: Sequence[str]) -> Float[Tensor, "p g"]:
+        """Advantages in the others' standard deviations; exactly 0 in a group of equal rewards.
+
+        Raises: ConfigError when G is 1.
+        """
+        g = rewards.shape[1]
+        columns = torch.arange(g, device=rewards.device).expand(g, g)
+        others = rewards[:, columns[columns != columns.T].view(g, g - 1)]  # (P, G, G - 1)
+        compared = _compared(rewards, others.mean(2))
+        sd = others.std(2, correction=min(g - 2, 1))  # a single other does not vary
+        undivided = (others.amax(2) == others.amin(2)) | (sd == 0)
+        return torch.where(undivided, compared, compared / (sd + self.std_eps))
+
+
+class Adaptive(Baseline):
+    """A = r - median of a group whose sd is above `threshold`, r - mean of any other; not divided.
+
+    The sd divides the squares by G - 1; the median of an even group is the mean of the middle two. It keeps one
+    outlier from making all others look bad, and leaves a completion above the majority's reward unopposed.
+    Source: none in the literature; the RookWorld RLVR project's baseline of that name, with threshold 0.1.
+    """
+
+    def __init__(self, *, threshold: Annotated[float, Ge(0)]) -> None:
+        super().__init__()
+        self.threshold = threshold
+
+    def forward(self, rewards: Float[Tensor, "p g"], tasks: Sequence[str]) -> Float[Tensor, "p g"]:
+        """Advantages in rewards' unit; exactly 0 in a group of equal rewards.
+
+        Raises: ConfigError when G is 1.
+        """
+        from_mean = _compared(rewards, rewards.mean(1, keepdim=True))
+        from_median = _compared(rewards, rewards.quantile(0.5, 1, keepdim=True))
+        return torch.where(rewards.std(1, keepdim=True) > self.threshold, from_median, from_mean)
+
+
+class MaxRL(Baseline):
+    """A = (r - mean) / mean within a group; 0 in a group whose mean is not above `min_mean`.
+
+    With rewards 0 and 1 the mean is the success rate p, and 1 / p turns the gradient of p into that of log p; a group
+    without a success teaches nothing. That reading, and the bound A <= G - 1, need rewards >= 0. A mean below 0 would
+    turn every advantage round and one just above 0 would blow it up, hence `min_mean`.
+    Source: Tajwar et al. 2026 (arXiv 2602.02710).
+    """
+
+    def __init__(self, *, min_mean: Annotated[float, Ge(0)]) -> None:
+        super().__init__()
+        self.min_mean = min_mean
+
+    def forward(self, rewards: Float[Tensor, "p g"], tasks: Sequence[str]) -> Float[Tensor, "p g"]:
+        """Advantages in the group's mean reward, >= -1 for rewards >= 0; exactly 0 in a group of equal rewards.
+
+        Raises: ConfigError when G is 1.
+        """
+        mean = rewards.mean(1, keepdim=True)
+        return torch.where(mean <= self.min_mean, 0.0, _compared(rewards, mean) / mean)
+
+
+class Ema(Baseline):
+    """A = r - b, and after it b <- b + alpha (mean r of the step - b); the first b is 0.
+
+    `global` keeps one b over all rewards, `task` one over those of each task, which starts at the task's first step.
+    b never saw the rewards that it is compared with, so it leaves the gradient's expectation as it is.
+    Source: Williams 1992, reinforcement comparison; one b a task: Liu et al. 2025 (arXiv 2506.24119).
+    """
+
+    needs_groups = False
+    means: Tensor  # b of each task, (EMA_TASKS,)
+    owners: Tensor  # ops.seed_of the task that a mean belongs to; 0: not taken, (EMA_TASKS,)
+
+    def __init__(self, *, alpha: Annotated[float, Gt(0), Le(1)], per: Literal["global", "task"]) -> None:
+        super().__init__()
+        self.alpha = alpha
+        self.per = per
+        self.register_buffer("means", torch.zeros(EMA_TASKS, dtype=torch.float64))
+        self.register_buffer("owners", torch.zeros(EMA_TASKS, dtype=torch.int64))
+
+    def forward(self, rewards: Float[Tensor, "p g"], tasks: Sequence[str]) -> Float[Tensor, "p g"]:
+        """Advantages in rewards' unit; then the averages move, so call it once a step.
+
+        Raises: ConfigError for more than EMA_TASKS tasks.
+        """
+        places = torch.tensor([self._place(task) for task in tasks], device=rewards.device)  # (P,)
+        advantages = rewards - self.means.to(rewards)[places, None]
+        for place in places.unique().tolist():
+            self.means[place] += self.alpha * (float(rewards[places == place].mean()) - self.means[place])
+        return advantages
+
+    def _place(self, task: str) -> int:
+        """Where the task's mean is; a new task takes the next place."""
+        owner = ops.seed_of(task if self.per == "task" else "all tasks")
+        owners: list[int] = self.owners.tolist()
+        if owner not in owners:
+            if 0 not in owners:
+                raise ConfigError(f"baseline.per=task: {task!r} is one task more than {EMA_TASKS}; allowed: global")
+            self.owners[owners.index(0)] = owner
+        return self.owners.tolist().index(owner)
+
+
+class NoBaseline(Baseline):
+    """A = r. Source: Williams 1992, REINFORCE without reinforcement baseline."""
+
+    needs_groups = False
+
+    def forward(self, rewards: Float[Tensor, "p g"], tasks: Sequence[str]) -> Float[Tensor, "p g"]:
+        """The rewards."""
+        return rewards.clone()
 
 
 def clip_advantages(advantages: Float[Tensor, "*n"], limit: float) -> Float[Tensor, "*n"]:
@@ -63,12 +190,13 @@ def clip_advantages(advantages: Float[Tensor, "*n"], limit: float) -> Float[Tens
     return advantages.clamp(-limit, limit)
 
 
-def _centred(rewards: Tensor) -> Tensor:
-    """r - mean of the group, (P, G); exactly 0 in a group of equal rewards, where rounding would leave a trace."""
+def _compared(rewards: Tensor, baseline: Tensor) -> Tensor:
+    """r - baseline, (P, G); exactly 0 in a group of equal rewards, where rounding would leave a trace."""
     if rewards.shape[1] < 2:
         raise ConfigError(
             "group_size = 1: a lone completion has no others to be compared with, its advantage would always be 0; "
-            "set group_size to 2 or more, or choose a baseline that does not come from the group"
+            "set group_size to 2 or more, or choose a baseline that does not come from the group: ema, gae, "
+            "reinforce_pp or none"
         )
     equal = rewards.amax(1, keepdim=True) == rewards.amin(1, keepdim=True)  # (P, 1)
-    return torch.where(equal, 0.0, rewards - rewards.mean(1, keepdim=True))
+    return torch.where(equal, 0.0, rewards - baseline)

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, MinLen
 
-from rookexp import check, chess_text, generate, kl, losses, nodes, session
+from rookexp import aggregation, check, chess_text, generate, kl, nodes, session
 from rookexp.errors import ConfigError, DataError
 from rookexp.hardware import Hardware
 from rookexp.heldout import HeldOut, read_documents
 from rookexp.nodes import Config, make, without
 from rookexp.objectives import likelihood
 from rookexp.policies import Pretrained
-from rookexp.track import FanOut, JsonlTracker
+from rookexp.rehearsal import Subject
+from rookexp.track import FanOut, JsonlTracker, Tracker
 
-GROUPS = ("model", "task", "reward", "grpo", "baseline", "kl", "optim", "hardware", "eval", "track")
+GROUPS = (
+    "model", "task", "reward", "grpo", "loss", "baseline", "kl", "reference", "optim", "hardware", "eval", "track",
+)  # fmt: skip
 PRETRAIN_GROUPS = ("model", "optim", "hardware", "track")
 EVALUATE_GROUPS = ("model", "hardware")
 # What is passed by name below although YAML could write it; a config key of that name would be a second source.
@@ -31,8 +34,8 @@ HELD_OUT_GIVEN = ("model", "tokenizer", "autocast", "folder")
 # Keys that stand in a group for their meaning and are not parameters of the group's target.
 ALSO: dict[str, dict[str, Any]] = {
     "grpo": {
-        "kl_type": Literal["forward", "reverse", "symmetric"],  # functions of rookexp.kl
-        "aggregation": Literal["token_mean", "sequence_mean", "constant_length"],  # functions of rookexp.losses
+        "kl_type": Literal[tuple(kl.TYPES)],
+        "aggregation": Literal[tuple(aggregation.BY_NAME)],
         "prompts_per_step": Annotated[int, Ge(1)],
         "inner_epochs": Annotated[int, Ge(1)],
         "minibatches": Annotated[int, Ge(1)],
@@ -55,8 +58,10 @@ class Run:
     steps: Annotated[int, Ge(1)]  # collect-and-learn steps
     save_every: Annotated[int, Ge(1)]  # steps between checkpoints
     keep_checkpoints: Annotated[int, Ge(1)]  # so many of the newest stay on disk
+    diagnose_every: Annotated[int, Ge(1)] | None  # steps between two looks at each term's share of the gradient
     resume: str | None  # a run folder to continue
     verdict: Literal["report", "require", "off"]  # whether the greedy reward must have risen
+    doctor: Literal["quick", "off"]  # whether the self-check stands before the first step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +104,9 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
     run = Run(**check_config(config))
     start = session.find_start(run.resume, run.steps)
     grpo, hardware = config["grpo"], make(config["hardware"])
+    rows = grpo["prompts_per_step"] * grpo["group_size"]
+    if grpo["minibatches"] > rows:
+        raise check.refusal("grpo.minibatches", grpo["minibatches"], f"allowed: at most the {rows} rows of a step")
     policy = load_policy(config, hardware)
     objects = {
         "policy": policy.model,
@@ -107,8 +115,10 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
         "baseline": make(config["baseline"]),
         "coefficient": make(config["kl"]),
         "sampling": generate.Sampling(**{field.name: grpo[field.name] for field in fields(generate.Sampling)}),
-        "divergence": getattr(kl, grpo["kl_type"]),
-        "aggregation": getattr(losses, grpo["aggregation"]),
+        "divergence": kl.TYPES[grpo["kl_type"]],
+        "policy_loss": make(config["loss"]),
+        "aggregation": aggregation.BY_NAME[grpo["aggregation"]],
+        "reference_sync": make(config["reference"]),
         "single_update": grpo["inner_epochs"] * grpo["minibatches"] == 1,
         "exact_sampler": hardware.precision == "fp32",
         "autocast": hardware.autocast,
@@ -133,7 +143,7 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
         tracker.log_completions(step, [{"kind": "greedy", **row} for row in greedy.completions])
         return metrics
 
-    return session.assemble(
+    training = session.assemble(
         run,
         run_folder,
         start=start,
@@ -144,9 +154,12 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
         tracker=tracker,
         evaluate=evaluate,
         eval_every=every,
+        diagnose_every=run.diagnose_every,
+        heads=objective.heads,
         inner_epochs=grpo["inner_epochs"],
         minibatches=grpo["minibatches"],
     )
+    return replace(training, subject=Subject(objective, training.trainer, greedy, policy.tokenizer, start.step))
 
 
 def build_pretraining(config: Config, run_folder: Path) -> session.Training:
@@ -183,6 +196,8 @@ def build_pretraining(config: Config, run_folder: Path) -> session.Training:
         tracker=build_tracker(config, run_folder, start, run.steps),
         evaluate=lambda step: {"eval/loss": objective.validation_loss(validation, run.batch_documents)},
         eval_every=run.eval_every,
+        diagnose_every=None,
+        heads={},
         inner_epochs=1,
         minibatches=1,
     )
@@ -230,8 +245,10 @@ def build_tracker(config: Config, run_folder: Path, start: session.Start, steps:
     Raises: ConfigError when none writes metrics.jsonl.
     """
     first_step = start.step + 1 if start.step else 0
-    about = {"folder": run_folder, "first_step": first_step, "total_steps": steps}
-    trackers = [make(node, **about) for node in config["track"].values()]
+    trackers: list[Tracker] = []  # a tracker that tells the others something gets this list, which grows
+    about = {"folder": run_folder, "first_step": first_step, "total_steps": steps, "trackers": trackers}
+    for node in config["track"].values():
+        trackers.append(make(node, **about))
     if not any(isinstance(tracker, JsonlTracker) for tracker in trackers):
         raise ConfigError("track.jsonl: missing; allowed: a rookexp.track.JsonlTracker, whose file the report reads")
     return FanOut(trackers=trackers)

@@ -89,7 +89,7 @@ def check_call(
     later = {n for n, hint in hints.items() if runtime and is_object(parameters[n], hint)}
     needed = {n for n in hints if n not in later and parameters[n].default is inspect.Parameter.empty} | set(also)
     hints |= also
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values()) and not inherits_signature(target)
     for key, value in values.items():
         hint = hints.get(key, Any)
         if key in hints and not fits(value, hint):
@@ -103,6 +103,11 @@ def check_call(
     for key in hints:
         if key in needed and key not in values:
             raise ConfigError(f"{join(path, key)}: missing; allowed: {allowed(hints[key])}")
+
+
+def inherits_signature(target: Callable[..., Any]) -> bool:
+    """Whether a class takes whatever a library's class above it takes, as an nn.Module without an __init__ does."""
+    return inspect.isclass(target) and "__init__" not in vars(target)
 
 
 def is_object(parameter: inspect.Parameter, hint: Any) -> bool:
@@ -127,7 +132,7 @@ def locate(target: Any, path: str) -> Callable[..., Any]:
     Raises: ConfigError when there is no such module or no such name in it.
     """
     if not isinstance(target, str) or "." not in target:
-        raise refusal(path, target, "allowed: an import path such as rookexp.kl.FixedKL")
+        raise refusal(path, target, "allowed: an import path such as rookexp.coefficients.FixedKL")
     parts = target.split(".")
     for cut in range(len(parts) - 1, 0, -1):
         module_name = ".".join(parts[:cut])
@@ -145,7 +150,7 @@ def locate(target: Any, path: str) -> Callable[..., Any]:
         if not callable(found):
             raise refusal(path, target, "not a class or a function")
         return found
-    raise refusal(path, target, "no such module; allowed: an import path such as rookexp.kl.FixedKL")
+    raise refusal(path, target, "no such module; allowed: an import path such as rookexp.coefficients.FixedKL")
 
 
 def type_hints(target: Callable[..., Any]) -> dict[str, Any]:

@@ -91,7 +91,9 @@ class ConsoleTracker:
 
         self._progress = Progress(TextColumn("step"), BarColumn(bar_width=40), MofNCompleteColumn())
         self._progress.add_task("", total=self.total_steps)
-        self._live = Live(self._progress, console=Console(), refresh_per_second=2)
+        # What others print goes above the bar: standard output always, standard error where it is this terminal too.
+        shared = sys.stderr.isatty()
+        self._live = Live(self._progress, console=Console(), refresh_per_second=2, redirect_stderr=shared)
         self._live.start()
 
     def _show(self, step: int) -> None:

@@ -25,6 +25,10 @@ class VerdictFailed(RookexpError):
     """A run that `verdict=require` asked to pass and that did not; names the criteria that failed."""
 
 
+class CheckupFailed(RookexpError):
+    """A self-check that found something before the first step; names the checks, whose lines say what."""
+
+
 class RunStopped(RookexpError):
     """A run that a signal ended after a whole step, which is saved; `status` is the exit status that says so."""
 

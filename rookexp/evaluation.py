@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from rookexp import generate
-from rookexp.objectives.grpo import Codec, Reward, completion_texts
-from rookexp.types import Prompt
+from rookexp.objectives.rollouts import Codec, completion_texts
+from rookexp.types import Prompt, Reward
 
 BATCH = 256  # prompts answered at a time; bounds the memory and changes no answer
 

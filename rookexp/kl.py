@@ -1,24 +1,34 @@
-"""Exact divergences between policy and reference, and how the coefficient in front of them moves.
+"""Divergences of the policy from the reference: exact over the vocabulary, or estimated from the sampled token.
 
-Here forward is KL(policy || reference) and reverse is KL(reference || policy); much of the literature swaps the words.
+Here forward is KL(policy || reference), reverse is KL(reference || policy); much of the literature swaps the words.
 At temperature T both distributions are softmax(z / T): the regulariser is the divergence of what is sampled.
+
+What an estimator measures is not what it optimises. "As a loss" below speaks of its expected gradient at one visited
+context, for tokens sampled from the whole policy (no top_k, no top_p) that is updated. No loss on tokens, not even an
+exact one, sees how the policy changes which contexts are visited; a term in the reward does.
+Source: Schulman 2020, "Approximating KL divergence"; gradients: arXiv 2506.09477, 2510.01555, 2512.21852.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
-from annotated_types import Ge
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
+
+from rookexp import ops
+
+# ---- exact ---------------------------------------------------------------------------------------------------------
 
 
 def forward(logp: Float[Tensor, "*n v"], logq: Float[Tensor, "*n v"]) -> Float[Tensor, "*n"]:
     """KL(policy || reference) = sum_v p (log p - log q) in nats, exact over the vocabulary; >= 0.
 
     `logp` is the policy's log-softmax, `logq` the reference's. A token with p = 0 adds 0, whatever q is.
-    Its gradient at the logits is p (log p - log q - KL). Source: Kullback and Leibler 1951.
+    As a loss it optimises itself, without sampling noise: at the logits its gradient is p (log p - log q - KL).
+    Source: Kullback and Leibler 1951.
     """
     p = logp.exp()
     return _not_below_zero(torch.linalg.vecdot(p, torch.where(p > 0, logp - logq, 0.0)))
@@ -28,7 +38,8 @@ def reverse(logp: Float[Tensor, "*n v"], logq: Float[Tensor, "*n v"]) -> Float[T
     """KL(reference || policy) = sum_v q (log q - log p) in nats, exact over the vocabulary; >= 0.
 
     `logp` is the policy's log-softmax, `logq` the reference's. A token with q = 0 adds 0, whatever p is.
-    Its gradient at the policy's logits is p - q. Source: Kullback and Leibler 1951.
+    As a loss it optimises itself, without sampling noise: at the policy's logits its gradient is p - q.
+    Source: Kullback and Leibler 1951.
     """
     return forward(logq, logp)
 
@@ -36,91 +47,116 @@ def reverse(logp: Float[Tensor, "*n v"], logq: Float[Tensor, "*n v"]) -> Float[T
 def symmetric(logp: Float[Tensor, "*n v"], logq: Float[Tensor, "*n v"]) -> Float[Tensor, "*n"]:
     """Half of KL(policy || reference) + KL(reference || policy) = sum_v (p - q)(log p - log q) / 2 in nats; >= 0.
 
-    `logp` is the policy's log-softmax, `logq` the reference's. Source: Jeffreys 1946.
+    `logp` is the policy's log-softmax, `logq` the reference's. As a loss it optimises itself. Source: Jeffreys 1946.
     """
     return (forward(logp, logq) + reverse(logp, logq)) / 2
+
+
+# ---- sampled: x = logprobs - ref_logprobs, all log-probs at the sampling temperature -------------------------------
+
+
+def k1(
+    logprobs: Float[Tensor, " m"], ref_logprobs: Float[Tensor, " m"], old: Float[Tensor, " m"]
+) -> Float[Tensor, " m"]:
+    """x in nats; signed; its mean over samples is KL(policy || reference).
+
+    As a loss it optimises nothing: the expected gradient is 0 and only noise is left. In the reward, detached and
+    times -beta, it is the one estimator that optimises KL(policy || reference), and that of whole completions where a
+    token is paid what follows it, too. Source: Schulman 2020, "Approximating KL divergence".
+    """
+    return logprobs - ref_logprobs
+
+
+def k2(
+    logprobs: Float[Tensor, " m"], ref_logprobs: Float[Tensor, " m"], old: Float[Tensor, " m"]
+) -> Float[Tensor, " m"]:
+    """x^2 / 2 in nats; >= 0; near KL(policy || reference) where the two are near, biased elsewhere.
+
+    As a loss it optimises KL(policy || reference), biased though its value is. Source: as k1.
+    """
+    return (logprobs - ref_logprobs).square() / 2
+
+
+def k3(
+    logprobs: Float[Tensor, " m"], ref_logprobs: Float[Tensor, " m"], old: Float[Tensor, " m"]
+) -> Float[Tensor, " m"]:
+    """exp(-x) - 1 + x in nats; >= 0; its mean over samples is KL(policy || reference).
+
+    As a loss it optimises the other direction, KL(reference || policy). In the reward its pull is
+    grad KL(policy || reference) - grad KL(reference || policy), which around the reference is none to first order.
+    Nothing is clamped: a token e^50 times likelier under the reference costs e^50, in value and in gradient. Float32
+    ends at x = -88.7: below, both are infinite, and the trainer refuses a step whose gradient is.
+    Source: as k1; as GRPO's loss: Shao et al. 2024 (arXiv 2402.03300), eq. 4.
+    """
+    minus_x = ref_logprobs - logprobs
+    return _not_below_zero(minus_x.expm1() - minus_x)
+
+
+def absolute(
+    logprobs: Float[Tensor, " m"], ref_logprobs: Float[Tensor, " m"], old: Float[Tensor, " m"]
+) -> Float[Tensor, " m"]:
+    """|x| in nats; >= 0; its mean over samples is no divergence but a bound: at least KL(policy || reference).
+
+    As a loss it optimises sum_v |p - q|, twice the total variation: a token pulls as hard near the reference as far
+    from it, which leaves noise where the other losses rest.
+    """
+    return (logprobs - ref_logprobs).abs()
+
+
+def ratio_k3(
+    logprobs: Float[Tensor, " m"], ref_logprobs: Float[Tensor, " m"], old: Float[Tensor, " m"]
+) -> Float[Tensor, " m"]:
+    """rho k3 with the ratio rho = exp(logprobs - old), which has a gradient; in nats; >= 0.
+
+    Over samples of `old`, the policy that sampled, its mean is KL(policy || reference), and as a loss it optimises
+    just that, after several updates of a batch, too. Where rho is 1 its gradient is k2's at every token; the range of
+    numbers is k3's. Source: DeepSeek-AI 2025 (arXiv 2512.02556), section 3.1.
+    """
+    return (logprobs - old).exp() * k3(logprobs, ref_logprobs, old)
+
+
+def legacy_sampled(
+    logprobs: Float[Tensor, " m"], ref_logprobs: Float[Tensor, " m"], old: Float[Tensor, " m"]
+) -> Float[Tensor, " m"]:
+    """p x with p = exp(logprobs), signed: wrong, and here only to compare with runs that were regularised so.
+
+    A token is already drawn with probability p, so p counts twice: the mean is sum_v p^2 (log p - log q), which is no
+    divergence and negative for some policies. As a loss its pull is sum_v p^2 (x + 1) grad log p, which does not
+    vanish where the policy is the reference: there it lowers sum_v p^2 / 2 and so flattens the policy.
+    """
+    return logprobs.exp() * (logprobs - ref_logprobs)
+
+
+# ---- by word -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Exact:
+    """A divergence that needs both distributions whole."""
+
+    formula: ops.Divergence  # (log p, log q), each (..., V), to (...)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A divergence that needs only the sampled token's log-probs."""
+
+    formula: Callable[[Tensor, Tensor, Tensor], Tensor]  # (logprobs, ref_logprobs, old), each (M,), to (M,)
+
+
+TYPES: Mapping[str, Exact | Sampled] = {
+    "forward": Exact(forward),
+    "reverse": Exact(reverse),
+    "symmetric": Exact(symmetric),
+    "k1": Sampled(k1),
+    "k2": Sampled(k2),
+    "k3": Sampled(k3),
+    "abs": Sampled(absolute),
+    "ratio_k3": Sampled(ratio_k3),
+    "legacy_sampled": Sampled(legacy_sampled),
+}
 
 
 def _not_below_zero(x: Tensor) -> Tensor:
     """`x` with rounding below zero taken out of the value; the gradient is that of `x`."""
     return x - x.detach().clamp(max=0)
-
-
-class Coefficient(nn.Module):
-    """The factor beta in front of the divergence; once a step it sees the divergence, unscaled, and may move.
-
-    Its state is in buffers, so a checkpoint carries it. Keep it on the CPU: reading it then never waits for a device.
-    """
-
-    can_be_nonzero: bool  # False: the reference need not exist
-
-    def coefficient(self) -> float:
-        """beta of the coming step, >= 0."""
-        raise NotImplementedError
-
-    def observe(self, kl_nats: float) -> None:
-        """Ends a step whose divergence, not multiplied by beta, was `kl_nats`.
-
-        Raises: ValueError at a negative or NaN value: that is a signed estimator such as k1, and a controller fed with
-        it would drive beta to 0.
-        """
-        if not kl_nats >= 0:
-            raise ValueError(
-                f"kl_nats = {kl_nats}: a coefficient must see an estimator that is never negative, "
-                "such as the exact divergence or k3"
-            )
-
-
-class NoKL(Coefficient):
-    """beta = 0: no reference, no penalty. Source: Yu et al. 2025 (arXiv 2503.14476), section 2.3."""
-
-    can_be_nonzero = False
-
-    def coefficient(self) -> float:
-        """0."""
-        return 0.0
-
-
-class FixedKL(Coefficient):
-    """beta = `coef`. Source: Shao et al. 2024 (arXiv 2402.03300), eq. 3."""
-
-    def __init__(self, *, coef: Annotated[float, Ge(0)]) -> None:
-        super().__init__()
-        self.coef = coef
-        self.can_be_nonzero = coef > 0
-
-    def coefficient(self) -> float:
-        """`coef`."""
-        return self.coef
-
-
-class WarmupKL(Coefficient):
-    """beta after s observed steps: coef min(1, s / warmup_steps) if linear; 0 while s < warmup_steps if switch."""
-
-    steps: Tensor  # observed steps so far, ()
-
-    def __init__(
-        self,
-        *,
-        coef: Annotated[float, Ge(0)],
-        warmup_steps: Annotated[int, Ge(0)],
-        shape: Literal["switch", "linear"],
-    ) -> None:
-        super().__init__()
-        self.coef = coef
-        self.warmup_steps = warmup_steps
-        self.shape = shape
-        self.can_be_nonzero = coef > 0
-        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
-
-    def coefficient(self) -> float:
-        """beta of the coming step; the first is 0 unless warmup_steps is 0."""
-        steps = int(self.steps)
-        if steps >= self.warmup_steps:
-            return self.coef
-        return self.coef * steps / self.warmup_steps if self.shape == "linear" else 0.0
-
-    def observe(self, kl_nats: float) -> None:
-        """Counts a step."""
-        super().observe(kl_nats)
-        self.steps += 1

@@ -1,50 +1,275 @@
-"""Policy losses of each token, what clipping did to them, and the weights that add them up.
+"""Policy losses: what each completion token adds to the loss, which tokens a clip held back, how far the step moved.
 
-A loss is `ops.weighted_sum(per_token, weights)`. The functions here are elementwise and know no mask: give them
-completion tokens only, or pass log-probs through `ops.zero_outside` first, so that padding cannot poison a gradient.
+A loss is an object that maps flat tokens, padding left out, to the loss of each; `ops.weighted_sum` with the weights
+of an aggregation adds them up. ratio = exp(logprobs - old), both at the sampling temperature. Where the ratio is 1 a
+token of weight w has the gradient -w A grad logprobs, whatever the loss (Luspo: n times that, n its row's tokens), as
+long as the tokens of a row share weight and advantage.
+
+No log-ratio is clamped but where a formula says so. A ratio is at most 1 / the probability that its token was sampled
+with, a token of probability exp(-50) is never sampled, and float32 holds exp(88). With A > 0 every loss is bounded,
+whatever the ratio. With A < 0 Clip, Gspo, GspoToken, Luspo and Gmpo grow in proportion to it, as PPO does.
 """
 
 from __future__ import annotations
 
+import math
+from typing import Annotated, Protocol, runtime_checkable
+
 import torch
-from jaxtyping import Bool, Float
+from annotated_types import Gt, Lt
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from rookexp.errors import ConfigError
 
-def clipped(
-    logprobs: Float[Tensor, "*n"],
-    old: Float[Tensor, "*n"],
-    advantages: Float[Tensor, "*n"],
-    clip_low: float,
-    clip_high: float,
-) -> Float[Tensor, "*n"]:
-    """-min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A) at each token, to be minimised.
+PerToken = Float[Tensor, " m"]  # a number at each of M completion tokens
+RowOfToken = Int[Tensor, " m"]  # the number of each token's row, in any order; all tokens of a row in one call
+Flags = dict[str, PerToken]  # a metric's name, and 0 or 1 at each token
 
-    ratio = exp(logprobs - old), both at the sampling temperature. Where ratio is 1 the gradient is -A grad logprobs.
-    Source: Schulman et al. 2017 (arXiv 1707.06347), eq. 7; clip_high above clip_low: Yu et al. 2025 (arXiv 2503.14476).
+
+@runtime_checkable
+class PolicyLoss(Protocol):
+    """What the objective minimises besides divergence and entropy."""
+
+    whole_rows: bool  # the ratio is a row's, so that its tokens must share one advantage
+
+    def __call__(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> PerToken:
+        """The loss of each token, to be minimised; a row's loss stands at every token of the row."""
+
+    def clip_flags(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> Flags:
+        """Detached 0 or 1 at each token; the mean over completion tokens is the metric of that name; {}: no clip.
+
+        clip_frac/any: the ratio left its interval, whatever the advantage's sign. clip_frac/low: it is below and
+        A < 0; clip_frac/high: above and A > 0; clip_frac/region: low, high, or above the cap that holds for A < 0,
+        which are the tokens without a gradient (in Cispo they keep one).
+        """
+
+
+class Clip:
+    """-min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A).
+
+    Source: Schulman et al. 2017 (arXiv 1707.06347), eq. 7; two clips: Yu et al. 2025 (arXiv 2503.14476), eq. 8.
     """
-    ratio = (logprobs - old).exp()
-    return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
+
+    whole_rows = False
+    cap = math.inf  # with A < 0 a ratio above it has no gradient
+
+    def __init__(self, *, clip_low: Annotated[float, Gt(0), Lt(1)], clip_high: Annotated[float, Gt(0)]) -> None:
+        self.low, self.high = 1 - clip_low, 1 + clip_high
+
+    def ratio(self, logprobs: PerToken, old: PerToken, row: RowOfToken) -> PerToken:
+        """What is clipped, at each token."""
+        return (logprobs - old).exp()
+
+    def __call__(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> PerToken:
+        """The loss of each token."""
+        ratio = self.ratio(logprobs, old, row)
+        return -torch.minimum(ratio * advantages, ratio.clamp(self.low, self.high) * advantages)
+
+    def clip_flags(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> Flags:
+        """As `PolicyLoss` has it; a row's ratio sets the flag of all its tokens."""
+        return _clip_flags(self.ratio(logprobs.detach(), old, row), advantages, self.low, self.high, self.cap)
 
 
-def clip_fractions(
-    logprobs: Float[Tensor, "*n"],
-    old: Float[Tensor, "*n"],
-    advantages: Float[Tensor, "*n"],
-    clip_low: float,
-    clip_high: float,
-) -> dict[str, Float[Tensor, "*n"]]:
-    """Detached 0 or 1 at each token; the mean over completion tokens is the metric of that name.
+class DualClip(Clip):
+    """`Clip`, and where A < 0 -max(min(...), dual_clip A): no loss above dual_clip |A|.
 
-    clip_frac/any: the ratio left [1 - clip_low, 1 + clip_high], whatever the advantage's sign.
-    clip_frac/low: ratio below and A < 0; clip_frac/high: ratio above and A > 0; clip_frac/region: low or high, the
-    tokens that get no gradient.
+    Source: Ye et al. 2020 (arXiv 1912.09729).
     """
-    ratio = (logprobs.detach() - old).exp()
-    below, above = ratio < 1 - clip_low, ratio > 1 + clip_high
-    low, high = below & (advantages < 0), above & (advantages > 0)
-    flags = {"any": below | above, "low": low, "high": high, "region": low | high}
-    return {f"clip_frac/{name}": flag.to(ratio.dtype) for name, flag in flags.items()}
+
+    def __init__(
+        self,
+        *,
+        clip_low: Annotated[float, Gt(0), Lt(1)],
+        clip_high: Annotated[float, Gt(0)],
+        dual_clip: Annotated[float, Gt(1)],
+    ) -> None:
+        super().__init__(clip_low=clip_low, clip_high=clip_high)
+        self.cap = dual_clip
+
+    def __call__(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> PerToken:
+        """The loss of each token."""
+        loss = super().__call__(logprobs, old, advantages, row)
+        return torch.where(advantages < 0, torch.minimum(loss, -self.cap * advantages), loss)
+
+
+class TwoSided(Clip):
+    """-min(min(ratio, delta) A, clip(ratio, 1 - clip_low, 1 + clip_high) A); the same as DualClip with that cap.
+
+    Raises: ConfigError when delta is not above 1 + clip_high. Source: Prime Intellect 2025 (arXiv 2505.07291).
+    """
+
+    def __init__(
+        self,
+        *,
+        clip_low: Annotated[float, Gt(0), Lt(1)],
+        clip_high: Annotated[float, Gt(0)],
+        delta: Annotated[float, Gt(1)],
+    ) -> None:
+        super().__init__(clip_low=clip_low, clip_high=clip_high)
+        if delta <= self.high:
+            raise ConfigError(f"loss.delta={delta}: allowed: a number > {self.high}, which is 1 + loss.clip_high")
+        self.cap = delta
+
+    def __call__(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> PerToken:
+        """The loss of each token."""
+        ratio = self.ratio(logprobs, old, row)
+        clipped = ratio.clamp(self.low, self.high)
+        return -torch.minimum(ratio.clamp(max=self.cap) * advantages, clipped * advantages)
+
+
+class Gspo(Clip):
+    """`Clip` of a row's ratio s = exp(mean over the row of logprobs - old), one value for all its tokens.
+
+    With sequence_mean weights the loss is the paper's mean over rows.
+    Source: Zheng et al. 2025 (arXiv 2507.18071), eq. 5-7.
+    """
+
+    whole_rows = True
+
+    def ratio(self, logprobs: PerToken, old: PerToken, row: RowOfToken) -> PerToken:
+        """The row's s at each of its tokens."""
+        return _row_mean(logprobs - old, row).exp()
+
+
+class GspoToken(Gspo):
+    """`Gspo` with sg(s) ratio / sg(ratio) for s: the same value, and the gradient -A s grad logprobs at each token.
+
+    So the tokens of a row may have advantages of their own; where they share one, the row's gradient is Gspo's.
+    Source: Zheng et al. 2025 (arXiv 2507.18071), section on GSPO-token.
+    """
+
+    whole_rows = False
+
+    def ratio(self, logprobs: PerToken, old: PerToken, row: RowOfToken) -> PerToken:
+        """The row's s at each of its tokens; differentiable in the token's own log-prob only."""
+        return super().ratio(logprobs, old, row).detach() * (logprobs - logprobs.detach()).exp()
+
+
+class Luspo(Gspo):
+    """`Gspo` times n, the row's number of tokens; with sequence_mean weights the loss is the paper's mean over rows.
+
+    Source: Liu et al. 2026 (arXiv 2602.05261).
+    """
+
+    def __call__(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> PerToken:
+        """The loss of each token."""
+        return super().__call__(logprobs, old, advantages, row) * _row_length(row)
+
+
+class Cispo:
+    """-sg(clip(ratio, 1 - clip_low, 1 + clip_high)) A logprobs: a clipped weight, and no token without a gradient.
+
+    clip_low None: not clipped below. Source: MiniMax 2025 (arXiv 2506.13585), eq. 4-5.
+    """
+
+    whole_rows = False
+
+    def __init__(
+        self,
+        *,
+        clip_low: Annotated[float, Gt(0), Lt(1)] | None,
+        clip_high: Annotated[float, Gt(0)],
+    ) -> None:
+        self.low, self.high = 0.0 if clip_low is None else 1 - clip_low, 1 + clip_high
+
+    def __call__(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> PerToken:
+        """The loss of each token."""
+        weight = (logprobs.detach() - old).exp().clamp(self.low, self.high)
+        return -weight * advantages * logprobs
+
+    def clip_flags(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> Flags:
+        """As `PolicyLoss` has it; any: the tokens whose weight was clipped."""
+        return _clip_flags((logprobs.detach() - old).exp(), advantages, self.low, self.high)
+
+
+class Gmpo:
+    """-exp(mean over the row of the clipped logprobs - old) A: the geometric mean of a row's ratios.
+
+    The log-ratio is clipped above at log_clip where A > 0 and below at -log_clip where A < 0; a clipped token has no
+    gradient. With sequence_mean weights the loss is the paper's mean over rows.
+    Source: Zhao et al. 2025 (arXiv 2507.20673).
+    """
+
+    whole_rows = True
+
+    def __init__(self, *, log_clip: Annotated[float, Gt(0)]) -> None:
+        self.log_clip = log_clip
+
+    def __call__(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> PerToken:
+        """The loss of each token."""
+        log_ratio = logprobs - old
+        above, below = log_ratio.clamp(max=self.log_clip), log_ratio.clamp(min=-self.log_clip)
+        return -_row_mean(torch.where(advantages > 0, above, below), row).exp() * advantages
+
+    def clip_flags(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> Flags:
+        """As `PolicyLoss` has it, of each token's own ratio."""
+        return _clip_flags(logprobs.detach() - old, advantages, -self.log_clip, self.log_clip)
+
+
+class Unclipped:
+    """A loss that has no clip to report."""
+
+    def clip_flags(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> Flags:
+        """{}."""
+        return {}
+
+
+class Reinforce(Unclipped):
+    """-A logprobs: the policy gradient as it is; `old` does not enter. Source: Williams 1992."""
+
+    whole_rows = False
+
+    def __call__(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> PerToken:
+        """The loss of each token."""
+        return -advantages * logprobs
+
+
+class Sapo(Unclipped):
+    """-f(ratio) A with f = 4 / tau sigmoid(tau (ratio - 1)) in (0, 4 / tau): a soft clip.
+
+    tau is tau_positive where A > 0, else tau_negative. df / dratio = 4 sigmoid (1 - sigmoid), which is 1 at ratio 1.
+    Source: Gao et al. 2025 (arXiv 2511.20347).
+    """
+
+    whole_rows = False
+
+    def __init__(self, *, tau_positive: Annotated[float, Gt(0)], tau_negative: Annotated[float, Gt(0)]) -> None:
+        self.tau_positive = tau_positive
+        self.tau_negative = tau_negative
+
+    def __call__(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> PerToken:
+        """The loss of each token."""
+        ratio = (logprobs - old).exp()
+        gate = torch.where(advantages > 0, _soft_gate(ratio, self.tau_positive), _soft_gate(ratio, self.tau_negative))
+        return -gate * advantages
+
+
+class Vespo(Unclipped):
+    """-sg(phi(W)) A logprobs with the row's W = exp(sum of logprobs - old) and phi = W^k exp(lambda (1 - W)).
+
+    (k, lambda) is the positive pair where A >= 0, else the negative. phi(1) = 1; phi rises from 0 to its maximum
+    (k / lambda)^k exp(lambda - k) at W = k / lambda and falls to 0. Source: Shen et al. 2026 (arXiv 2602.10693).
+    """
+
+    whole_rows = True
+
+    def __init__(
+        self,
+        *,
+        k_positive: Annotated[float, Gt(0)],
+        lambda_positive: Annotated[float, Gt(0)],
+        k_negative: Annotated[float, Gt(0)],
+        lambda_negative: Annotated[float, Gt(0)],
+    ) -> None:
+        self.positive = k_positive, lambda_positive
+        self.negative = k_negative, lambda_negative
+
+    def __call__(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> PerToken:
+        """The loss of each token."""
+        log_w = _row_sum(logprobs.detach() - old, row)
+        phi = torch.where(advantages >= 0, _gamma_kernel(log_w, *self.positive), _gamma_kernel(log_w, *self.negative))
+        return -phi * advantages * logprobs
 
 
 def approx_kl_k1(logprobs: Float[Tensor, "*n"], old: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
@@ -64,28 +289,37 @@ def approx_kl_k3(logprobs: Float[Tensor, "*n"], old: Float[Tensor, "*n"]) -> Flo
     return log_ratio.expm1() - log_ratio
 
 
-def token_mean(mask: Bool[Tensor, "n t"], *, max_new_tokens: int) -> Float[Tensor, "n t"]:
-    """1 / (completion tokens in the batch) at completion tokens: every token counts the same; sums to 1.
-
-    Call it on the whole optimizer batch; `max_new_tokens` does not enter. Source: DAPO, Yu et al. 2025
-    (arXiv 2503.14476), eq. 8.
-    """
-    return mask / mask.sum().clamp(min=1)
-
-
-def sequence_mean(mask: Bool[Tensor, "n t"], *, max_new_tokens: int) -> Float[Tensor, "n t"]:
-    """1 / (N n_i) at the n_i completion tokens of row i: every row counts the same; sums to 1.
-
-    Call it on the whole optimizer batch; `max_new_tokens` does not enter. A row without completion tokens adds 0 but
-    is counted in N. Source: GRPO, Shao et al. 2024 (arXiv 2402.03300), eq. 3.
-    """
-    return mask / mask.sum(1, keepdim=True).clamp(min=1) / len(mask)
+def _clip_flags(ratio: Tensor, advantages: Tensor, low: float, high: float, cap: float = math.inf) -> Flags:
+    """`PolicyLoss.clip_flags` of a ratio, or of its log, that is held in [low, high] and, where A < 0, under cap."""
+    negative, positive = advantages < 0, advantages > 0
+    below, above, capped = ratio < low, ratio > high, (ratio > cap) & negative
+    flags = {"any": below | above | capped, "low": below & negative, "high": above & positive}
+    flags["region"] = flags["low"] | flags["high"] | capped
+    return {f"clip_frac/{name}": flag.to(ratio.dtype) for name, flag in flags.items()}
 
 
-def constant_length(mask: Bool[Tensor, "n t"], *, max_new_tokens: int) -> Float[Tensor, "n t"]:
-    """1 / (N max_new_tokens) at completion tokens: a length that no completion chooses; sums to at most 1.
+def _soft_gate(ratio: Tensor, tau: float) -> Tensor:
+    """f of `Sapo`."""
+    return (4 / tau) * (tau * (ratio - 1)).sigmoid()
 
-    Call it on the whole optimizer batch; a row without completion tokens is counted in N. Source: Dr GRPO,
-    Liu et al. 2025 (arXiv 2503.20783), section 3.
-    """
-    return mask / (len(mask) * max_new_tokens)
+
+def _gamma_kernel(log_w: Tensor, k: float, lam: float) -> Tensor:
+    """phi of `Vespo`; 0 where W overflows, which is its limit."""
+    return (k * log_w + lam * (1 - log_w.exp())).exp()
+
+
+def _row_sum(x: Tensor, row: Tensor) -> Tensor:
+    """The sum of `x` over the tokens of each token's row, at each token."""
+    rows, place = row.unique(return_inverse=True)
+    return x.new_zeros(len(rows)).index_add(0, place, x)[place]
+
+
+def _row_mean(x: Tensor, row: Tensor) -> Tensor:
+    """The mean of `x` over the tokens of each token's row, at each token."""
+    return _row_sum(x, row) / _row_length(row)
+
+
+def _row_length(row: Tensor) -> Tensor:
+    """How many tokens each token's row has."""
+    _, place, length = row.unique(return_inverse=True, return_counts=True)
+    return length[place]

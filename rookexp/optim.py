@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
 import torch
 from annotated_types import Ge, Gt, Len, Lt
@@ -30,12 +30,16 @@ class AdamW:
     grad_clip: Annotated[float, Gt(0)]  # largest gradient norm; longer gradients are scaled down to it
     schedule: Schedule  # the learning rate's course
 
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """A new optimizer of the trainable parameters; fused where the device has such a kernel."""
+    def optimizer(self, model: nn.Module, heads: Mapping[nn.Module, float]) -> torch.optim.Optimizer:
+        """A new optimizer of the trainable parameters; fused where the device has such a kernel.
+
+        `heads` are trained beside the model, each at its own base rate and without decay.
+        """
         parameters = [p for p in model.parameters() if p.requires_grad]
-        groups = [
+        groups: list[dict[str, Any]] = [
             {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": self.weight_decay},
             {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
         ]
+        groups += [{"params": list(head.parameters()), "weight_decay": 0.0, "lr": lr} for head, lr in heads.items()]
         fused = all(p.device.type in ("cuda", "cpu") for p in parameters)
         return torch.optim.AdamW(groups, lr=self.lr, betas=(self.betas[0], self.betas[1]), eps=self.eps, fused=fused)

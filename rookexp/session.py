@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from rookexp import check, checkpoint, door, report, stop, track, verdict
-from rookexp.errors import ConfigError, RunStopped, TrainingDiverged, VerdictFailed
+from torch import nn
+
+from rookexp import check, checkpoint, checkup, door, report, stop, track, verdict
+from rookexp.errors import CheckupFailed, ConfigError, RunStopped, TrainingDiverged, VerdictFailed
 from rookexp.hardware import Hardware
 from rookexp.optim import AdamW
 from rookexp.policies import Pretrained
+from rookexp.rehearsal import Finding, Size, Subject
 from rookexp.run_info import write_run_info
 from rookexp.track import FanOut
 from rookexp.trainer import Objective, Trainer
@@ -59,6 +63,7 @@ class Training:
     tracker: FanOut
     start: Start
     stop: stop.Stop
+    subject: Subject | None = None  # what a self-check looks at
 
 
 def find_start(resume: str | None, steps: int) -> Start:
@@ -91,11 +96,13 @@ def assemble(
     tracker: FanOut,
     evaluate: Callable[[int], dict[str, float]],
     eval_every: int,
+    diagnose_every: int | None,
+    heads: Mapping[nn.Module, float],
     inner_epochs: int,
     minibatches: int,
 ) -> Training:
     """The trainer with its optimizer and checkpoints, in the state that `start` names."""
-    optimizer = optim.optimizer(policy.model)
+    optimizer = optim.optimizer(policy.model, heads)
     if start.checkpoint is not None:
         checkpoint.restore(start.checkpoint, model=policy.model, optimizer=optimizer, modules=objective.modules)
     policy.tokenizer.save(folder / "tokenizer")
@@ -121,7 +128,6 @@ def assemble(
         policy=policy.model,
         objective=objective,
         optimizer=optimizer,
-        lr=optim.lr,
         schedule=optim.schedule.factor,
         steps=settings.steps,
         inner_epochs=inner_epochs,
@@ -132,6 +138,7 @@ def assemble(
         tracker=tracker,
         evaluate=evaluate,
         eval_every=eval_every,
+        diagnose_every=diagnose_every,
         save=after_step,
         save_every=1,  # it sees every step, because a signal may come in any
     )
@@ -146,10 +153,13 @@ def pretrain(training: Training, config: Mapping[str, Any], folder: Path) -> Non
 
 
 def train(training: Training, config: Mapping[str, Any], folder: Path) -> None:
-    """Trains, judges the run by its own records, and shows the end of it.
+    """Checks itself, trains, judges the run by its own records, and shows the end of it.
 
-    Raises: VerdictFailed where `verdict=require` and a criterion failed.
+    Raises: CheckupFailed before anything is logged, unless `doctor=off`; VerdictFailed where `verdict=require` and a
+    criterion failed.
     """
+    if config["doctor"] == "quick":
+        examine(training, checkup.QUICK)
     with tracked(training, config, folder, "train"):
         fit(training)
         rows = track.read_jsonl(folder / track.METRICS)
@@ -167,6 +177,26 @@ def train(training: Training, config: Mapping[str, Any], folder: Path) -> None:
     if judged is not None and not judged.passed and config["verdict"] == "require":
         failed = [reason for reason in judged.reasons if reason.startswith("FAIL")]
         raise VerdictFailed("verdict FAIL: " + "; ".join(failed))
+
+
+def examine(training: Training, size: Size) -> None:
+    """Runs the self-check: a line for each check, when it is asked for by name, else for each finding and one of all.
+
+    Raises: CheckupFailed naming the checks that found something.
+    """
+    assert training.subject is not None
+    began, found, count = time.perf_counter(), [], 0
+    for line in checkup.examine(training.subject, size):
+        count += 1
+        wrong = isinstance(line.result, Finding)
+        if wrong:
+            found.append(line.name)
+        if wrong or size is not checkup.QUICK:
+            print(line, flush=True)
+    if found:
+        names = ", ".join(found)
+        raise CheckupFailed(f"the self-check found something: {names}; mend it, or train unchecked with doctor=off")
+    print(f"self-check: nothing found by {count} checks in {time.perf_counter() - began:.1f}s", flush=True)
 
 
 def fit(training: Training) -> None:

@@ -32,7 +32,7 @@ class Objective(Protocol):
     def loss(self, micro: Experience) -> LossTerms:
         """Differentiable loss of some rows; adds up over micro-batches."""
 
-    def observe(self, metrics: Mapping[str, float]) -> dict[str, float]:
+    def observe(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
         """Lets controllers move, once a step; returns what they have to say about it."""
 
 
@@ -53,7 +53,6 @@ class Trainer:
         policy: Policy,
         objective: Objective,
         optimizer: torch.optim.Optimizer,
-        lr: Annotated[float, Gt(0)],
         schedule: Callable[[int], float],
         steps: Annotated[int, Ge(1)],
         inner_epochs: Annotated[int, Ge(1)],
@@ -64,13 +63,15 @@ class Trainer:
         tracker: Tracker,
         evaluate: Callable[[int], dict[str, float]] | None,
         eval_every: Annotated[int, Ge(1)],
+        diagnose_every: Annotated[int, Ge(1)] | None,
         save: Callable[[int], None] | None,
         save_every: Annotated[int, Ge(1)],
     ) -> None:
         self.policy = policy
         self.objective = objective
         self.optimizer = optimizer
-        self.lr = lr
+        self.base_lrs = [group["lr"] for group in optimizer.param_groups]  # the schedule multiplies them
+        self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.schedule = schedule
         self.steps = steps
         self.inner_epochs = inner_epochs
@@ -81,6 +82,7 @@ class Trainer:
         self.tracker = tracker
         self.evaluate = evaluate
         self.eval_every = eval_every
+        self.diagnose_every = diagnose_every
         self.save = save
         self.save_every = save_every
 
@@ -95,7 +97,7 @@ class Trainer:
             began = time.perf_counter()
             experience, metrics = self.objective.collect(step)
             metrics |= self.update(step, experience)
-            metrics |= self.objective.observe(metrics)
+            metrics |= self.objective.observe(step, metrics)
             seconds = time.perf_counter() - began
             metrics |= {"step_s": seconds, "tokens_per_s": metrics.pop("tokens") / seconds}
             done = step + 1
@@ -109,23 +111,32 @@ class Trainer:
     def update(self, step: int, experience: Experience) -> dict[str, float]:
         """`inner_epochs` passes over the experience, `minibatches` optimizer steps each, all at the step's lr.
 
-        Returns the loss, its parts and grad_norm (before clipping) averaged over those optimizer steps; of values per
+        Returns the loss, its terms and grad_norm (before clipping) averaged over those optimizer steps; of values per
         token the mean over all weighted tokens, whatever their weights and the cut into (micro-)batches; and `tokens`,
-        how many have a weight.
+        how many have a weight. In every `diagnose_every`-th step also each term's share of the gradient (see
+        `_shares`), and update_ratio, the norm of the step's change of all weights over the norm of the weights.
         Raises: TrainingDiverged; ConfigError for more minibatches than rows.
         """
-        lr = self.lr * self.schedule(step)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        factor = self.schedule(step)
+        for group, base in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
+            group["lr"] = base * factor
+        diagnosed = self.diagnose_every is not None and (step + 1) % self.diagnose_every == 0
+        before = [p.detach().clone() for p in self.parameters] if diagnosed else None
         weighted = experience.weights != 0
         last = (weighted * torch.arange(1, weighted.shape[1] + 1, device=weighted.device)).amax(1)
         ends, counts, prompts = torch.stack([last, weighted.sum(1), experience.prompt]).tolist()  # of each row
         terms: list[LossTerms] = []
         norms: list[Tensor] = []
+        pulls: dict[str, list[Tensor]] = {}  # the first optimizer step's gradient of each term
         for epoch in range(self.inner_epochs):
             for rows in self._minibatches(step, epoch, len(ends)):
-                norms.append(self._optimizer_step(step, experience, rows, ends, prompts, terms))
-        return {**_means(terms, norms, self.inner_epochs), "lr": lr, "tokens": float(sum(counts))}
+                first = pulls if diagnosed and not norms else None
+                norms.append(self._optimizer_step(step, experience, rows, ends, prompts, terms, first))
+        metrics = _means(terms, norms, self.inner_epochs)
+        if before is not None:
+            moved = _norm([p.detach() - old for p, old in zip(self.parameters, before, strict=True)])
+            metrics |= _shares(pulls) | {"update_ratio": float(moved / _norm(before))}
+        return {**metrics, "lr": self.base_lrs[0] * factor, "tokens": float(sum(counts))}
 
     def _minibatches(self, step: int, epoch: int, n: int) -> list[list[int]]:
         """The n rows in `minibatches` shares of nearly equal size, drawn anew in every epoch."""
@@ -144,25 +155,29 @@ class Trainer:
         ends: Sequence[int],
         prompts: Sequence[int],
         terms: list[LossTerms],
+        pulls: dict[str, list[Tensor]] | None,
     ) -> Tensor:
         """The gradient's norm before clipping; appends the loss of each micro-batch to `terms`, detached.
 
         Rows of one prompt share a micro-batch, and then rows of similar length; rows without a weight are left out.
+        Each term's gradient is added to `pulls`, where that is wanted.
         """
         neighbours = sorted((row for row in rows if ends[row]), key=lambda row: (prompts[row], -ends[row]))
         for i in range(0, len(neighbours), self.micro_batch):
             index = neighbours[i : i + self.micro_batch]
             micro = self.objective.loss(experience.rows(torch.tensor(index), max(ends[row] for row in index)))
+            if pulls is not None:
+                _add_pulls(pulls, micro, self.parameters)
             # Every token keeps its weight in the whole experience, whichever minibatch it falls into; a minibatch has
             # one share of those weights, and its optimizer step shall be as long as one with all of them.
             (micro.total * self.minibatches).backward()
-            terms.append(replace(micro, total=micro.total.detach()))
-        norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.grad_clip)
+            terms.append(replace(micro, terms={name: term.detach() for name, term in micro.terms.items()}))
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.grad_clip)
         if not torch.isfinite(norm):
             values = ", ".join(f"{name} {value:.4g}" for name, value in _means(terms, [norm], 1).items())
             raise TrainingDiverged(
                 f"step {step + 1}: the gradient is not finite; so far {values}. The weights were not changed by it. "
-                "Lower optim.lr or grpo.clip_high, or check the rewards"
+                "Lower optim.lr or loss.clip_high, or check the rewards"
             )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -174,9 +189,29 @@ def _means(terms: Sequence[LossTerms], norms: Sequence[Tensor], epochs: int) -> 
     values = {"grad_norm": torch.stack(list(norms)).mean()}
     if terms:
         values["loss"] = torch.stack([t.total for t in terms]).sum() / epochs
-        for name in terms[0].parts:
-            values[name] = torch.stack([t.parts[name] for t in terms]).sum() / epochs
+        for name in terms[0].terms:
+            values[f"loss/{name}"] = torch.stack([t.terms[name] for t in terms]).sum() / epochs
         for name in terms[0].per_token:
             tokens = torch.cat([t.per_token[name] for t in terms])
             values[name] = tokens.max() if name.endswith(LARGEST) else tokens.mean()
     return dict(zip(values, torch.stack([value.float() for value in values.values()]).tolist(), strict=True))
+
+
+def _add_pulls(pulls: dict[str, list[Tensor]], micro: LossTerms, parameters: Sequence[nn.Parameter]) -> None:
+    """Adds the gradient of each term of a micro-batch to what the earlier ones gave; the graph stays for backward."""
+    for name, term in micro.terms.items():
+        found = torch.autograd.grad(term, parameters, retain_graph=True, allow_unused=True)
+        grads = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+        pulls[name] = [a + b for a, b in zip(pulls[name], grads, strict=True)] if name in pulls else grads
+
+
+def _shares(pulls: Mapping[str, Sequence[Tensor]]) -> dict[str, float]:
+    """grad_share/<term> in [0, 1]: the norm of the term's gradient over the sum of all terms' norms; {} for none."""
+    norms = {name: float(_norm(grads)) for name, grads in pulls.items()}
+    total = sum(norms.values())
+    return {f"grad_share/{name}": norm / total for name, norm in norms.items()} if total else {}
+
+
+def _norm(tensors: Sequence[Tensor]) -> Tensor:
+    """The Euclidean norm of all entries."""
+    return torch.stack([t.float().norm() for t in tensors]).norm()

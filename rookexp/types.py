@@ -7,10 +7,11 @@ Rows are right-padded: position = column, always. Column j describes token j; co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -32,8 +33,9 @@ class Policy(Protocol):
         lengths: Int[Tensor, " p"],
         owner: Int[Tensor, " n"],
         completions: Int[Tensor, "n c"],
+        sizes: Int[Tensor, " n"],
     ) -> Float[Tensor, "n c d"]:
-        """Final hidden states that predict each token of completions that continue prompts `owner`."""
+        """Final hidden states that predict each of the `sizes` tokens of completions that continue prompts `owner`."""
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """The weights."""
@@ -71,6 +73,14 @@ class Scores:
     parts: Mapping[str, Float[Tensor, " n"]]  # components and diagnostics; NaN = not applicable
 
 
+@runtime_checkable
+class Reward(Protocol):
+    """What completions are worth."""
+
+    def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
+        """Scores of N = P x G completions, prompt-major."""
+
+
 @dataclass(frozen=True, slots=True)
 class Experience:
     """What an update needs. Aggregation is data: a loss is (x * weights).sum() over the whole batch."""
@@ -79,6 +89,8 @@ class Experience:
     weights: Float[Tensor, "n t"]  # weight of each token's loss in the batch; 0 at prompt and padding
     logprobs: Float[Tensor, "n t"]  # log-probs under the sampling policy
     advantages: Float[Tensor, "n t"]  # advantage of each token
+    values: Float[Tensor, "n t"]  # what a value head predicted before each token; 0 without one
+    returns: Float[Tensor, "n t"]  # what it should have predicted; 0 without one
     temperature: Float[Tensor, " n"]  # sampling temperature of each row
     prompt: Int[Tensor, " n"]  # the row's prompt; rows of one prompt begin with the same tokens
     prompt_lengths: Int[Tensor, " n"]  # tokens of the row's prompt; 0 = none, nothing is shared
@@ -97,7 +109,11 @@ class Experience:
 class LossTerms:
     """A micro-batch's part of the loss, and what a log says about it."""
 
-    total: Float[Tensor, ""]  # what backward is called on; adds up over the batch
-    parts: Mapping[str, Float[Tensor, ""]]  # detached terms of `total`; they add up as it does
+    terms: Mapping[str, Float[Tensor, ""]]  # by name, coefficients included; backward is called on their sum
     per_token: Mapping[str, Float[Tensor, " m"]]  # detached values at its M weighted tokens: a metric is their mean,
     # over all such tokens of the step, or, where the name ends in /max, the largest of them
+
+    @property
+    def total(self) -> Float[Tensor, ""]:
+        """The sum of the terms; adds up over the batch."""
+        return torch.stack(list(self.terms.values())).sum()

@@ -60,6 +60,20 @@ def function(*, side: Annotated[int, Interval(ge=1, le=8), MultipleOf(2)]) -> in
 def open_ended(first: int, **rest: Any) -> None: ...
 
 
+class Library:
+    """A library's class that takes whatever there is, as torch.nn.Module does."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+
+class Silent(Library):
+    """Ours, without a key."""
+
+
+class Heir(Part):
+    """Ours, with the keys of another one of ours."""
+
+
 def even(*, n: Annotated[int, Predicate(lambda n: n % 2 == 0)]) -> None: ...
 
 
@@ -160,6 +174,16 @@ def test_dataclasses_functions_lists_and_open_ends() -> None:
         "an integer >= 1 and <= 8 and in multiples of 2"
     )
     assert refused({"_target_": f"{HERE}.even", "n": 3}) == "group.n=3: allowed: an integer"
+
+
+def test_a_class_without_a_constructor_takes_no_key_that_its_library_would_swallow() -> None:
+    check.check_node({"_target_": f"{HERE}.Silent"}, "group")
+    assert refused({"_target_": f"{HERE}.Silent", "x": 1}) == "group.x=1: no such key; allowed in group: none"
+    check.check_node({"_target_": f"{HERE}.Library", "x": 1}, "group")  # which says itself that it takes it
+    check.check_node(PART | {"_target_": f"{HERE}.Heir"}, "group")
+    assert "group.weight=2: allowed: a number > 0 and < 1" in refused(PART | {"_target_": f"{HERE}.Heir", "weight": 2})
+    assert "did you mean group.shape?" in refused(PART | {"_target_": f"{HERE}.Heir", "shap": 1})
+    assert refused({"_target_": f"{HERE}.Heir"}) == "group.weight: missing; allowed: a number > 0 and < 1"
 
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import copy
 import dataclasses
+import functools
 import inspect
 import re
 import textwrap
@@ -13,9 +15,11 @@ from typing import Any
 
 import hydra
 import pytest
+import tiny
+import torch
 from omegaconf import DictConfig, OmegaConf
 
-from rookexp import build, check, data, door, nodes
+from rookexp import aggregation, build, check, data, door, kl, nodes, session
 from rookexp.corpus import Corpus
 from rookexp.errors import ConfigError
 
@@ -33,8 +37,13 @@ def composed(name: str, *overrides: str) -> DictConfig:
         return hydra.compose(name, list(overrides))
 
 
-def compose(*overrides: str) -> dict[str, Any]:
+@functools.cache
+def composed_once(*overrides: str) -> dict[str, Any]:
     return door.plain(composed("config", *overrides))
+
+
+def compose(*overrides: str) -> dict[str, Any]:
+    return copy.deepcopy(composed_once(*overrides))
 
 
 def check_door(name: str, config: Mapping[str, Any]) -> None:
@@ -52,9 +61,39 @@ def check_door(name: str, config: Mapping[str, Any]) -> None:
 # ---- options --------------------------------------------------------------------------------------------------------
 
 
+TINY = (
+    "debug=fast", "model=fresh_nano", "model.n_layer=1", "model.n_head=1", "model.n_embd=8", "hardware.precision=fp32",
+)  # fmt: skip
+NOT_BUILT = ("model", "hardware", "track", "experiment", "debug")  # too large, not here, or no part of an objective
+TO_BE_FELT = {  # what lets a choice be felt in two steps
+    "kl=warmup": ("kl.warmup=1",),
+    "reference=hard": ("reference.every=1",),
+    "loss=dual_clip": ("loss.dual_clip=1.3",),
+    "loss=two_sided": ("loss.delta=1.4",),
+    "loss=cispo": ("loss.clip_high=0.3",),
+    "baseline=maxrl": ("baseline.min_mean=0.2",),
+}
+
+
+# The name under which an objective has a group's object.
+PARTS = {"loss": "policy_loss", "baseline": "baseline", "kl": "coefficient", "reference": "reference_sync"}
+
+
+def with_option(option: str) -> dict[str, Any]:
+    return compose(*TINY, option, *TO_BE_FELT.get(option, ()))
+
+
 @pytest.mark.parametrize("option", OPTIONS)
-def test_every_option_of_every_group_is_taken(option: str) -> None:
-    build.check_config(compose(option))
+def test_every_option_of_every_group_builds_and_takes_no_other_key(option: str, tmp_path: Path) -> None:
+    group = option.partition("=")[0]
+    config = compose(option) if group in NOT_BUILT else with_option(option)
+    build.check_config(config)
+    if group not in NOT_BUILT:
+        assert isinstance(build.build_training(config, tmp_path), session.Training)
+    if group in build.GROUPS and group != "track":
+        config[group]["ignored"] = 1
+        with pytest.raises(ConfigError, match=rf"{group}\.ignored=1: no such key"):
+            build.check_config(config)
 
 
 @pytest.mark.parametrize("experiment", sorted(path.stem for path in (CONF / "experiment").glob("*.yaml")))
@@ -89,6 +128,86 @@ def test_values_come_from_one_place() -> None:
     assert config["task"]["seed"] == 0  # the same prompts whatever the run's seed
     assert config["eval"]["max_new_tokens"] == 7
     assert config["optim"]["schedule"]["total_steps"] == 9
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("loss=sapo", "baseline=rloo", "kl=adaptive", "reference=ema", "grpo.kl_type=ratio_k3"),
+        ("loss=gspo_token", "baseline=gae", "kl=anneal", "reference=hard", "grpo.kl_type=k1", "grpo=ppo"),
+    ],
+)
+def test_what_is_chosen_is_what_is_built(overrides: tuple[str, ...], tmp_path: Path) -> None:
+    words = ("aggregation=sequence_sum", "kl_placement=reward", "dead_groups=resampled", "max_resamples=5")
+    words += ("truncated=masked", "overlong_buffer=3", "entropy_coef=0.5", "advantage_clip=0.7", "inner_epochs=3")
+    config = compose(*TINY, *overrides, *(f"grpo.{word}" for word in words), "diagnose_every=7")
+    training = build.build_training(config, tmp_path)
+    objective: Any = training.trainer.objective
+    for group, name in PARTS.items():
+        assert type(getattr(objective, name)) is check.locate(config[group]["_target_"], "")
+    assert objective.divergence is kl.TYPES[config["grpo"]["kl_type"]]
+    assert objective.aggregation is aggregation.sequence_sum
+    found = (objective.kl_in_reward, objective.mask_truncated, objective.dead_groups)
+    assert found == (True, True, "resampled")
+    assert (objective.entropy_coef, objective.advantage_clip) == (0.5, 0.7)
+    assert (objective.source.resamples, objective.source.overlong_buffer) == (5, 3)
+    assert (training.trainer.inner_epochs, training.trainer.diagnose_every) == (3, 7)
+    assert not objective.single_update
+    assert objective.modules.keys() >= {"baseline", "coefficient", "reference"}
+    rates = [group["lr"] for group in training.trainer.optimizer.param_groups]
+    assert rates[2:] == ([config["baseline"]["value_lr"]] if "baseline=gae" in overrides else [])
+    assert rates[:2] == [config["optim"]["lr"]] * 2
+
+
+# ---- every choice takes part ----------------------------------------------------------------------------------------
+
+
+def trained(**changes: Any) -> str:
+    """What two steps with several updates come to, in the tiny world: all metrics and weights."""
+    model, record = tiny.policy(), tiny.Record()
+    objective = tiny.grpo(model, **{"group_size": 5, "single_update": False, "overlong_buffer": None} | changes)
+    groups: list[dict[str, Any]] = [{"params": model.parameters()}]
+    groups += [{"params": head.parameters(), "lr": rate} for head, rate in objective.heads.items()]
+    optimizer = torch.optim.AdamW(groups, lr=0.02)
+    tiny.trainer(model, objective, optimizer, lr=None, steps=2, inner_epochs=2, tracker=record).fit()
+    return repr((record.timeless(), tiny.flat(model).sum().item()))
+
+
+@pytest.mark.parametrize("group", PARTS)
+def test_no_two_options_of_a_group_do_the_same(group: str) -> None:
+    options = [option for option in OPTIONS if option.startswith(f"{group}=")]
+    found = {}
+    for option in options:
+        found[option] = trained(**{PARTS[group]: nodes.make(with_option(option)[group])})
+    assert len(options) >= 3
+    twins = {(a, b) for a in found for b in found if a < b and found[a] == found[b]}
+    assert not twins
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("divergence", list(kl.TYPES.values())),
+        ("aggregation", list(aggregation.BY_NAME.values())),
+        ("kl_placement", ["loss", "reward"]),
+        ("dead_groups", ["kept", "dropped", "resampled"]),
+        ("max_resamples", [1, 3]),
+        ("truncated", ["kept", "masked"]),
+        ("overlong_buffer", [None, 2, 4]),
+        ("advantage_clip", [None, 0.1]),
+        ("entropy_coef", [0.0, 0.1]),
+    ],
+)
+def test_no_two_words_of_a_key_do_the_same(name: str, values: list[Any]) -> None:
+    class Rounded(tiny.Vowels):  # so that some groups are dead
+        def score(self, prompts: Any, texts: Any) -> Any:
+            scores = super().score(prompts, texts)
+            return dataclasses.replace(scores, rewards=(scores.rewards > 0.3).float())
+
+    fixed: dict[str, Any] = {"reward": Rounded(), "group_size": 2}
+    fixed |= {"dead_groups": "resampled"} if name == "max_resamples" else {}
+    found = [trained(**fixed | {name: value}) for value in values]
+    assert len(set(found)) == len(values)
 
 
 def test_words_that_yaml_might_take_for_something_else() -> None:
@@ -160,7 +279,7 @@ def test_every_parameter_of_a_target_is_used(target: str) -> None:
     """A key that its constructor takes and forgets would be a knob that does nothing."""
     found = check.locate(target, "_target_")
     function = found.__init__ if inspect.isclass(found) else found
-    names = set(inspect.signature(found).parameters)
+    names = {name for name, p in inspect.signature(found).parameters.items() if p.kind in check.NAMED}
     if dataclasses.is_dataclass(found):
         assert names <= READ
         return

@@ -57,7 +57,12 @@ def enter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quiet_logging: None) 
 
 MISTAKES = {
     # found by the checker
-    "grpo.kl_type=simmetric": "grpo.kl_type=simmetric: allowed: forward, reverse, symmetric; did you mean symmetric?",
+    "grpo.kl_type=simmetric": "grpo.kl_type=simmetric: allowed: forward, reverse, symmetric, k1, k2, k3, abs, "
+    "ratio_k3, legacy_sampled; did you mean symmetric?",
+    "grpo.kl_placement=los": "grpo.kl_placement=los: allowed: loss, reward; did you mean loss?",
+    "grpo.aggregation=token": "grpo.aggregation=token: allowed: token_mean, sequence_mean, constant_length, ",
+    "grpo.dead_groups=drop": "grpo.dead_groups=drop: allowed: kept, dropped, resampled; did you mean dropped?",
+    "grpo.overlong_buffer=0": "grpo.overlong_buffer=0: allowed: an integer >= 1, or null",
     "grpo.temperature=0": "grpo.temperature=0: allowed: a number > 0",
     "grpo.inner_epochs=0": "grpo.inner_epochs=0: allowed: an integer >= 1",
     "grpo.group_size=2.5": "grpo.group_size=2.5: allowed: an integer",
@@ -66,13 +71,19 @@ MISTAKES = {
     "optim.lr=nan": "optim.lr=nan: allowed: a number > 0",
     "optim.betas=[0.9]": "optim.betas=[0.9]: allowed: a list, each a number >= 0 and < 1 of length 2",
     "hardware.device=gpu": "hardware.device=gpu: allowed: auto, cpu, cuda, mps",
-    "kl._target_=rookexp.kl.Warmup": "kl._target_=rookexp.kl.Warmup: no 'Warmup' in rookexp.kl; did you mean WarmupKL?",
+    "kl._target_=rookexp.coefficients.Warmup": "no 'Warmup' in rookexp.coefficients; did you mean WarmupKL?",
     "+optim.lrr=3": "optim.lrr=3: no such key; allowed in optim: lr, betas",
     "+grpo.seed=3": "grpo.seed=3: no such key",
     "+kl.extra.key=1": "kl.extra={'key': 1}: no such key",
+    "kl=none +kl.x=1": "kl.x=1: no such key; allowed in kl: none",
+    "baseline=rloo +baseline.x=1": "baseline.x=1: no such key; allowed in baseline: none",
+    "loss=reinforce +loss.clip_low=1": "loss.clip_low=1: no such key; allowed in loss: none",
+    "loss=cispo loss.clip_low=1": "loss.clip_low=1: allowed: a number > 0 and < 1, or null",
+    "reference=ema reference.decay=1": "reference.decay=1: allowed: a number > 0 and < 1",
+    "baseline=gae baseline.lam=1.5": "baseline.lam=1.5: allowed: a number >= 0 and <= 1",
     "+foo=1": "foo=1: no such key or group; allowed at the top: model, task",
     "+kll=fixed": "kll=fixed: no such key or group",
-    "~grpo.kl_type": "grpo.kl_type: missing; allowed: forward, reverse, symmetric",
+    "~grpo.kl_type": "grpo.kl_type: missing; allowed: forward, reverse, symmetric, k1",
     "~optim.lr": "optim.lr: missing; allowed: a number > 0",
     "~kl": "kl=null: allowed: an option of conf/kl/, as in kl=NAME",
     "+track.extra=1": "track.extra=1: allowed: a node with a _target_",
@@ -82,14 +93,15 @@ MISTAKES = {
     "seed=???": "seed: ",
     # found while composing
     "grpo.kl_typ=x": "did you mean grpo.kl_type?",
-    "kl=warmpu": "kl=warmpu: allowed: fixed, none, warmup; did you mean kl=warmup?",
+    "kl=warmpu": "kl=warmpu: allowed: adaptive, anneal, fixed, none, ppo_rule, proportional, warmup; did you mean "
+    "kl=warmup?",
     "klx=none": "klx=none: no such key; allowed at the top: ",
     "lr=3": "did you mean optim.lr?",
-    "grpo=1": "grpo=1: allowed: default",
+    "grpo=1": "grpo=1: allowed: default, ppo",
     "kl.coef.x=1": "kl.coef.x=1: kl.coef is a value and holds no keys",
     "+kl=fixed": "+kl=fixed: kl has a choice already; type kl=fixed",
     "+optim.lr=3": "+optim.lr=3: there is a value already; type optim.lr=3",
-    "experiment=overfti": "experiment=overfti: allowed: overfit",
+    "experiment=overfti": "; did you mean experiment=overfit?",
     "kl=fixed,none": "kl: several values need the flag -m",
     "kl=[": "kl=[: allowed: key=value or group=option",
     "kl": "kl: allowed: key=value or group=option",
@@ -101,7 +113,7 @@ MISTAKES = {
 @pytest.mark.parametrize("argument", MISTAKES)
 def test_a_mistake_is_one_line_and_status_2(argument: str, enter: Any, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_status:
-        enter(argument)
+        enter(*argument.split(" "))
     assert exit_status.value.code == 2
     captured = capfd.readouterr()
     assert captured.err.count("\n") == 1, captured.err
@@ -113,7 +125,9 @@ def test_a_mistake_in_a_sweep_names_the_value(enter: Any, capfd: pytest.CaptureF
     with pytest.raises(SystemExit) as exit_status:
         enter("-m", "kl=none,fixde")
     assert exit_status.value.code == 2
-    assert "kl=fixde: allowed: fixed, none, warmup; did you mean kl=fixed?" in capfd.readouterr().err
+    assert "kl=fixde: allowed: adaptive, anneal, fixed, " in (error := capfd.readouterr().err)
+    assert "did you mean kl=fixed?" in error
+    assert not capfd.readouterr().err
 
 
 def test_each_failing_job_of_a_sweep_has_one_line_and_the_others_run(
@@ -138,6 +152,15 @@ DOOR_MISTAKES = [
     ("config", f"{TINY} eval.positions=nowhere.jsonl", "nowhere.jsonl"),
     ("config", f"{TINY} ~track.jsonl", "track.jsonl: missing"),
     ("config", f"{TINY} eval.every=0", "eval.every=0: allowed: an integer >= 1"),
+    ("config", f"{TINY} loss=gspo baseline=gae", "loss=Gspo with baseline=Gae: the loss has one ratio a completion"),
+    ("config", f"{TINY} grpo.group_size=1", "grpo.group_size=1: a lone completion has no others"),
+    (
+        "config",
+        f"{TINY} grpo.overlong_buffer=81",
+        "grpo.overlong_buffer=81: allowed: null, or at most grpo.max_new_tokens=80",
+    ),
+    ("config", f"{TINY} loss=two_sided loss.delta=1.1", "loss.delta=1.1: allowed: a number > 1.2"),
+    ("config", f"{TINY} kl=adaptive kl.coef=0.9", "kl.coef=0.9: allowed: from kl.min_coef=0.0005 to kl.max_coef=0.05"),
     ("config", "model.path=nowhere", "nowhere: no such folder"),
     ("config", f"{TINY} model.n_head=3", "model.n_head=3: allowed: a divisor of model.n_embd=8"),
     ("pretrain", "stesp=3", "stesp=3: no such key; allowed at the top: "),
@@ -209,8 +232,9 @@ def test_each_run_has_a_folder_of_its_own(enter: Any, tmp_path: Path) -> None:
 
 
 def test_a_sweep_runs_each_job_in_one_folder(enter: Any) -> None:
-    calls = enter("-m", "kl=glob(*)", "+experiment=overfit").calls
-    assert [config["kl"]["_target_"].split(".")[-1] for config, _ in calls] == ["FixedKL", "NoKL", "WarmupKL"]
+    calls = enter("-m", "kl=glob(*,exclude=*a*)", "+experiment=overfit").calls
+    names = ["FixedKL", "NoKL", "PpoRuleKL"]
+    assert [config["kl"]["_target_"].split(".")[-1] for config, _ in calls] == names
     assert [folder.name for _, folder in calls] == ["0", "1", "2"]
     assert len({folder.parent for _, folder in calls}) == 1
 
@@ -227,7 +251,7 @@ def test_flags_may_stand_anywhere(enter: Any) -> None:
 
 def test_users_options_are_found(enter: Any, tmp_path: Path) -> None:
     (tmp_path / "mine" / "kl").mkdir(parents=True)
-    (tmp_path / "mine" / "kl" / "gentle.yaml").write_text("_target_: rookexp.kl.FixedKL\ncoef: 0.001\n")
+    (tmp_path / "mine" / "kl" / "gentle.yaml").write_text("_target_: rookexp.coefficients.FixedKL\ncoef: 0.001\n")
     assert enter("--config-dir", "mine", "kl=gentle").calls[0][0]["kl"]["coef"] == 0.001
 
 
@@ -279,4 +303,4 @@ def test_the_module_runs_from_anywhere(root: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         command, cwd=tmp_path, env={"PYTHONPATH": str(root)}, capture_output=True, text=True, check=True
     )
-    assert OmegaConf.create(done.stdout)["_target_"] == "rookexp.kl.FixedKL"
+    assert OmegaConf.create(done.stdout)["_target_"] == "rookexp.coefficients.FixedKL"

@@ -200,17 +200,21 @@ def shared_prompts(config: GPT2Config) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return prompts, torch.tensor([9, 4, 7, 1]), torch.tensor([0, 2, 2, 2, 1, 3, 0]), completions
 
 
+SIZES_OF_ROWS = torch.tensor([6, 1, 5, 2, 6, 3, 1])
+
+
 @pytest.mark.parametrize("config", SIZES, ids=lambda c: f"{c.n_layer}x{c.n_head}x{c.n_embd}")
 def test_completions_after_a_shared_prompt_equal_whole_rows_in_value_and_gradient(config):
     model = wild(config).double()
     prompts, lengths, owner, completions = shared_prompts(config)
-    whole, joined = [], model.hidden_after(prompts, lengths, owner, completions)
+    whole, found = [], model.hidden_after(prompts, lengths, owner, completions, SIZES_OF_ROWS)
     for row, prompt in enumerate(owner.tolist()):
-        length = int(lengths[prompt])
-        tokens = torch.cat((prompts[prompt, :length], completions[row]))[None]
+        length, size = int(lengths[prompt]), int(SIZES_OF_ROWS[row])
+        tokens = torch.cat((prompts[prompt, :length], completions[row, :size]))[None]
         whole.append(model.hidden(tokens)[0, length - 1 : -1])
+    joined = torch.cat([hidden[:size] for hidden, size in zip(found, SIZES_OF_ROWS.tolist(), strict=True)])
     direction = torch.randn(joined.shape, generator=torch.Generator().manual_seed(4), dtype=torch.double)
-    expected = torch.stack(whole)
+    expected = torch.cat(whole)
     assert torch.allclose(joined, expected, atol=1e-9 * expected.std().item())
     gradients = [torch.autograd.grad((x * direction).sum(), list(model.parameters())) for x in (joined, expected)]
     for ours, theirs in zip(*gradients, strict=True):
@@ -220,6 +224,17 @@ def test_completions_after_a_shared_prompt_equal_whole_rows_in_value_and_gradien
 def test_a_completion_of_one_token_needs_only_its_prompt():
     model = wild(SIZES[0])
     prompts, lengths, owner, completions = shared_prompts(SIZES[0])
-    hidden = model.hidden_after(prompts, lengths, owner, completions[:, :1])
+    hidden = model.hidden_after(prompts, lengths, owner, completions[:, :1], torch.ones_like(owner))
     assert hidden.shape == (7, 1, SIZES[0].n_embd)
     assert torch.allclose(hidden[5, 0], model.hidden(prompts[3:, :1])[0, 0], atol=1e-5 * hidden.std().item() + 1e-6)
+
+
+def test_the_padding_of_completions_may_hold_anything():
+    model = wild(SIZES[0])
+    prompts, lengths, owner, completions = shared_prompts(SIZES[0])
+    junk = completions.clone()
+    for row, size in enumerate(SIZES_OF_ROWS.tolist()):
+        junk[row, size:] = 0
+    found = [model.hidden_after(prompts, lengths, owner, tokens, SIZES_OF_ROWS) for tokens in (completions, junk)]
+    for row, size in enumerate(SIZES_OF_ROWS.tolist()):
+        assert torch.equal(found[0][row, :size], found[1][row, :size])

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+import plain
 import pytest
 import torch
-from tiny import EOT, LONGEST, PROMPTS, VOCAB, Ask, Letters, Vowels, bf16, gradient, grpo, nudged, policy
+import torch.nn.functional as F
+from fixture_t import fixture_t
+from plain import LOSSES
+from tiny import EOT, LONGEST, PROMPTS, VOCAB, Letters, Vowels, bf16, gradient, grpo, nudged, policy
 from torch import Tensor, nn
 
-from rookexp import check, kl, losses
+from rookexp import check, coefficients, kl, losses
+from rookexp.aggregation import BY_NAME
 from rookexp.baselines import GroupMean, Rloo
 from rookexp.generate import Sampling
-from rookexp.objectives.grpo import GRPO, rollout_metrics
-from rookexp.types import Experience, Scores
+from rookexp.objectives.grpo import GRPO
+from rookexp.types import Experience
 
-DIVERGENCES = [kl.forward, kl.reverse, kl.symmetric]
-AGGREGATIONS = [losses.token_mean, losses.sequence_mean, losses.constant_length]
+EXACT = ["forward", "reverse", "symmetric"]
 
 
 def means(objective: GRPO, experience: Experience) -> dict[str, float]:
@@ -34,7 +39,7 @@ def means(objective: GRPO, experience: Experience) -> dict[str, float]:
 
 def test_the_loss_gets_what_was_sampled_and_nothing_else() -> None:
     objective = grpo(policy())
-    rollouts = objective.rollouts(0)
+    rollouts = objective.source.collect(0)[0]
     experience, _ = objective.collect(0)
     ended = 0
     for row, (tokens, weights) in enumerate(zip(experience.tokens.tolist(), experience.weights.tolist(), strict=True)):
@@ -69,42 +74,9 @@ def test_a_group_is_one_prompts_completions_and_the_table_shows_them_in_order() 
         assert not experience.advantages[i][~at].any()
 
 
-def test_rollouts_depend_on_seed_and_step_alone() -> None:
-    objective = grpo(policy())
-    first = objective.rollouts(5)
-    objective.rollouts(6)
-    assert objective.rollouts(5).texts == grpo(policy()).rollouts(5).texts == first.texts
-    assert objective.rollouts(6).texts != first.texts
-    assert grpo(policy(), seed=1).rollouts(5).texts != first.texts
-    same_prompt = grpo(policy(), task=Ask(["abc", "abc"])).rollouts(5).texts
-    assert len(set(same_prompt)) > 4  # no two rows share their draws
-
-
 def test_advantages_are_clipped() -> None:
     assert grpo(policy()).collect(0)[0].advantages.abs().max() > 0.1
     assert grpo(policy(), advantage_clip=0.1).collect(0)[0].advantages.abs().max() == pytest.approx(0.1)
-
-
-def test_rewards_of_another_count_are_refused() -> None:
-    class Half(Vowels):
-        def score(self, prompts: Any, texts: Any) -> Scores:
-            return super().score(prompts, texts[:4])
-
-    with pytest.raises(RuntimeError, match="shape"):
-        grpo(policy(), reward=Half()).collect(0)
-
-
-def test_metrics_of_the_rollouts() -> None:
-    rollouts = grpo(policy()).rollouts(0)
-    rewards = torch.tensor([[1.0, 1, 1, 1], [0, 1, 0, 1], [0, 0, 0, 0]])
-    parts = {"white": torch.tensor([1.0, math.nan, 0.0, 0.5] + [math.nan] * 8)}
-    metrics = rollout_metrics(rollouts, Scores(rewards.flatten(), parts), rewards)
-    assert metrics["reward/mean"] == pytest.approx(0.5)
-    assert metrics["reward/std"] == pytest.approx(math.sqrt(12 * 0.25 / 11))
-    assert metrics["frac_reward_zero_std"] == pytest.approx(2 / 3)
-    assert metrics["reward/white"] == pytest.approx(0.5)
-    assert metrics["completions/mean_length"] == pytest.approx(float(rollouts.mask.sum()) / 12)
-    assert metrics["completions/truncated_frac"] == pytest.approx(float(rollouts.truncated.sum()) / 12)
 
 
 # ---- the first update -----------------------------------------------------------------------------------------------
@@ -128,7 +100,8 @@ def test_the_first_ratio_is_one_and_nothing_is_clipped(
     experience, _ = objective.collect(0)
     metrics = means(objective, experience)
     assert metrics["ratio/max"] == pytest.approx(1, abs=tolerance)
-    assert 0 <= metrics["approx_kl"] <= tolerance**2 + 1e-7
+    assert 0 <= metrics["approx_kl/k3"] <= tolerance**2 + 1e-7
+    assert abs(metrics["approx_kl/k1"]) <= tolerance
     assert {name: value for name, value in metrics.items() if name.startswith("clip_frac") and value} == {}
     assert len([name for name in metrics if name.startswith("clip_frac")]) == 4
 
@@ -172,9 +145,9 @@ def test_several_updates_in_bf16_start_from_the_training_forwards_logprobs() -> 
 
 
 @pytest.mark.parametrize("autocast", [nullcontext, bf16])
-@pytest.mark.parametrize("divergence", DIVERGENCES)
-def test_policy_and_reference_are_equal_at_the_start(divergence: Any, autocast: Callable[[], Any]) -> None:
-    objective = grpo(policy(), divergence=divergence, temperature=1.3, autocast=autocast)
+@pytest.mark.parametrize("divergence", EXACT)
+def test_policy_and_reference_are_equal_at_the_start(divergence: str, autocast: Callable[[], Any]) -> None:
+    objective = grpo(policy(), divergence=kl.TYPES[divergence], temperature=1.3, autocast=autocast)
     experience, _ = objective.collect(0)
     assert objective.loss(experience).per_token["kl"].abs().max() < 1e-6
     assert objective.reference is not None
@@ -185,51 +158,66 @@ def test_policy_and_reference_are_equal_at_the_start(divergence: Any, autocast: 
 
 # ---- the loss -------------------------------------------------------------------------------------------------------
 
-
-def naive(objective: GRPO, experience: Experience, reference: nn.Module, divergence: str, aggregation: str) -> Tensor:
-    """The loss from whole logits, a row and a token at a time, as the papers write it."""
-    low, high = 1 - objective.clip_low, 1 + objective.clip_high
-    rows = []
-    for tokens, weights, old, advantages, temperature in zip(
-        experience.tokens, experience.weights, experience.logprobs, experience.advantages, experience.temperature,
-        strict=True,
-    ):  # fmt: skip
-        logp, logq = (
-            (m.hidden(tokens[None]) @ m.head_weight.T / temperature).log_softmax(-1)[0]
-            for m in (objective.policy, reference)
-        )
-        p, q, terms = logp.exp(), logq.exp(), []
-        for t in weights.nonzero()[:, 0].tolist():
-            ratio = (logp[t - 1, tokens[t]] - old[t]).exp()
-            clip = -torch.min(ratio * advantages[t], ratio.clamp(low, high) * advantages[t])
-            to_reference = (p[t - 1] * (logp[t - 1] - logq[t - 1])).sum()
-            to_policy = (q[t - 1] * (logq[t - 1] - logp[t - 1])).sum()
-            between = {"forward": to_reference, "reverse": to_policy, "symmetric": (to_reference + to_policy) / 2}
-            entropy = -(p[t - 1] * logp[t - 1]).sum()
-            terms.append(clip + 0.1 * between[divergence] - 0.05 * entropy)
-        rows.append(torch.stack(terms))
-    if aggregation == "token_mean":
-        return torch.cat(rows).mean()
-    if aggregation == "sequence_mean":
-        return torch.stack([row.mean() for row in rows]).mean()
-    return torch.cat(rows).sum() / (len(rows) * LONGEST)
+# Numbers without a common factor: all pairs of a loss and an aggregation, and of a divergence and an aggregation.
+COMBINED = [
+    (list(LOSSES)[i % 11], list(kl.TYPES)[i % 9], list(BY_NAME)[i % 4], "reward" if i % 5 == 0 else "loss")
+    for i in range(45)
+]
 
 
-@pytest.mark.parametrize("aggregation", AGGREGATIONS, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("divergence", DIVERGENCES, ids=lambda f: f.__name__)
-def test_value_and_gradient_are_those_of_the_plain_formula(divergence: Any, aggregation: Any) -> None:
+@pytest.mark.parametrize(("loss", "divergence", "aggregation", "placement"), COMBINED)
+def test_value_and_gradient_are_those_of_the_plain_formula(
+    loss: str, divergence: str, aggregation: str, placement: str
+) -> None:
     model = policy().double()
-    objective = grpo(model, divergence=divergence, aggregation=aggregation, temperature=1.3, single_update=False)
+    objective = grpo(
+        model,
+        policy_loss=LOSSES[loss],
+        divergence=kl.TYPES[divergence],
+        aggregation=BY_NAME[aggregation],
+        kl_placement=placement,
+        temperature=1.3,
+        single_update=False,
+    )
     experience, _ = objective.collect(0)
     nudged(model, 0.1)
-    assert objective.reference is not None
     terms = objective.loss(experience)
-    expected = naive(objective, experience, objective.reference, divergence.__name__, aggregation.__name__)
+    assert terms.terms.keys() == {"policy", "entropy"} | ({"kl"} if placement == "loss" else set())
+    expected = plain.loss(objective, experience, loss, divergence, aggregation)
     assert terms.total.item() == pytest.approx(expected.item(), rel=1e-6)  # weights are fp32
     ours, theirs = gradient(model, terms.total), gradient(model, expected)
     assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-6 * float(theirs.abs().max()))
-    assert 0 < float(terms.per_token["clip_frac/region"].mean()) < 1  # clipping had a say in it
-    assert float(terms.per_token["kl"].mean()) > 1e-3
+    flags = {name: float(flag.mean()) for name, flag in terms.per_token.items() if name.startswith("clip_frac/")}
+    assert len(flags) == (0 if loss in ("sapo", "vespo", "reinforce") else 4)
+    assert all(0 < flag < 1 for flag in flags.values()), "else clipping had no say in it"
+
+
+def test_all_pairs_that_matter_are_combined() -> None:
+    assert {(loss, a) for loss, _, a, _ in COMBINED} == {(loss, a) for loss in LOSSES for a in BY_NAME}
+    assert {(d, a) for _, d, a, _ in COMBINED} == {(d, a) for d in kl.TYPES for a in BY_NAME}
+    assert {(d, p) for _, d, _, p in COMBINED} == {(d, p) for d in kl.TYPES for p in ("loss", "reward")}
+    known = [x for x in vars(losses).values() if inspect.isclass(x) and hasattr(x, "whole_rows")]
+    assert {type(loss) for loss in LOSSES.values()} == {*known} - {losses.PolicyLoss}
+
+
+@pytest.mark.parametrize("divergence", kl.TYPES)
+def test_the_divergence_is_logged_exactly_and_its_estimates_beside_it(divergence: str) -> None:
+    model = policy().double()
+    objective = grpo(model, divergence=kl.TYPES[divergence], temperature=1.3, single_update=False)
+    experience, _ = objective.collect(0)
+    nudged(model, 0.1)
+    metrics, rows = means(objective, experience), plain.rows_of(objective, experience)
+    exact = divergence if divergence in EXACT else "forward"
+    expected = {
+        name: torch.cat([row.divergence(word) for row in rows]).mean().item()
+        for name, word in {"kl": exact, "kl/k1": "k1", "kl/k2": "k2", "kl/k3": "k3"}.items()
+    }
+    log_ratio = torch.cat([row.new - row.old for row in rows]).detach()
+    expected["approx_kl/k1"] = -float(log_ratio.mean())
+    expected["approx_kl/k3"] = float((log_ratio.exp() - 1 - log_ratio).mean())
+    expected["ratio/max"] = float(log_ratio.exp().max())
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected, abs=1e-7)
+    assert metrics["kl"] > 1e-3
 
 
 def test_padding_may_hold_anything() -> None:
@@ -276,61 +264,7 @@ def test_a_constant_added_to_all_rewards_changes_no_gradient(baseline: nn.Module
     assert torch.allclose(*found, atol=1e-5 * float(found[0].abs().max()))
 
 
-@pytest.mark.parametrize("baseline", [GroupMean(std="sample", std_eps=0.0, std_floor=0.0), Rloo()])
-def test_groups_of_equal_rewards_pull_nowhere(baseline: nn.Module) -> None:
-    class Same(Vowels):
-        def score(self, prompts: Any, texts: Any) -> Scores:
-            return Scores(torch.full((len(texts),), 0.1), {})
-
-    model = policy()
-    objective = grpo(model, baseline=baseline, reward=Same(), coefficient=kl.NoKL(), entropy_coef=0.0)
-    experience, metrics = objective.collect(0)
-    assert metrics["frac_reward_zero_std"] == 1
-    assert not gradient(model, objective.loss(experience).total).any()
-    with_entropy = grpo(model, baseline=baseline, reward=Same(), coefficient=kl.NoKL(), entropy_coef=0.1)
-    assert gradient(model, with_entropy.loss(experience).total).any()
-
-
-def test_while_beta_is_zero_the_divergence_is_measured_and_does_not_pull() -> None:
-    model = policy()
-    waiting = grpo(model, coefficient=kl.WarmupKL(coef=0.5, warmup_steps=2, shape="switch"))
-    free = grpo(model, coefficient=kl.NoKL())
-    assert free.reference is None
-    experience, _ = free.collect(0)
-    nudged(model)
-    ours, theirs = waiting.loss(experience), free.loss(experience)
-    assert torch.equal(gradient(model, ours.total), gradient(model, theirs.total))
-    assert float(ours.per_token["kl"].mean()) > 1e-3
-    assert "kl" not in theirs.per_token
-    for expected in (0.0, 0.0, 0.5):
-        said = waiting.observe({"kl": 0.2, "advantage/abs_mean": 0.3})
-        assert said["kl_coef"] == expected
-        assert said["kl_share"] == pytest.approx(expected * 0.2 / (expected * 0.2 + 0.3))
-    assert not torch.equal(gradient(model, waiting.loss(experience).total), gradient(model, theirs.total))
-    assert free.observe({"reward/mean": 0.0}) == {}
-    assert grpo(model).observe({"kl": 0.0, "advantage/abs_mean": 0.0})["kl_share"] == 0
-
-
-def test_the_reference_stays_where_it_was_and_takes_no_gradient() -> None:
-    model = policy()
-    objective = grpo(model)
-    assert objective.reference is not None
-    experience, _ = objective.collect(0)
-    nudged(model)
-    objective.loss(experience).total.backward()
-    before = dict(policy().named_parameters())
-    assert isinstance(objective.reference, nn.Module)
-    for name, parameter in objective.reference.named_parameters():
-        assert torch.equal(parameter, before[name])
-        assert parameter.grad is None
-
-
 # ---- values that are known ------------------------------------------------------------------------------------------
-
-LENGTHS = [3, 2, 4, 1]
-OLD = [[-0.5, -1, -1.5], [-0.2, -0.4], [-2, -1, -0.5, -0.25], [-0.7]]
-LOG_RATIO = [[0.1, -0.2, 0.3], [0.4, -0.5], [0.05, 0, -0.05, 0.25], [-0.3]]
-ADVANTAGE = [0.625, -0.375, 0.125, -0.375]
 
 
 class Told(nn.Module):
@@ -352,62 +286,107 @@ class Told(nn.Module):
         rows = tokens[:, 0]  # says which row it is
         return self.hidden_states[rows][:, : tokens.shape[1]]
 
-    def hidden_after(self, prompts: Tensor, lengths: Tensor, owner: Tensor, completions: Tensor) -> Tensor:
+    def hidden_after(self, prompts: Tensor, lengths: Tensor, owner: Tensor, completions: Tensor, *rest: Any) -> Tensor:
         return self.hidden(torch.cat((prompts[owner], completions[:, :-1]), 1))  # prompts of one token
 
 
-def fixture(log_ratio: float, **changes: Any) -> tuple[GRPO, Experience]:
-    """The four sequences of the known values; log-probs are all 1 lower, which no ratio sees."""
-    old = torch.zeros(4, 5, dtype=torch.double)
-    new = torch.full((4, 4), -1.0, dtype=torch.double)
-    mask = torch.zeros(4, 5, dtype=torch.bool)
-    for row, length in enumerate(LENGTHS):
-        mask[row, 1 : 1 + length] = True
-        old[row, 1 : 1 + length] = torch.tensor(OLD[row]) - 1
-        new[row, :length] = torch.tensor(OLD[row]) - 1 + log_ratio * torch.tensor(LOG_RATIO[row])
+EVEN = {"clip_low": 0.2, "clip_high": 0.2}
+X = [[0.2, -0.1, 0, 0], [0.05, 0.3, 0, 0], [-0.2, 0.1, 0.15, -0.05], [0.4, 0, 0, 0]]  # to the reference
+KNOWN = Sampling(temperature=1.0, top_k=None, top_p=None, max_new_tokens=8)
+
+
+def known(log_ratio: float = 1.0, **changes: Any) -> tuple[GRPO, Experience]:
+    """Fixture T, after a prompt of one token; its log-probs are 1 lower, which no ratio sees."""
+    batch = fixture_t()
+    new = batch.old - 1 + log_ratio * (batch.logprobs - batch.old)
+    arguments = {"coefficient": coefficients.NoKL(), "entropy_coef": 0.0, "policy_loss": losses.Clip(**EVEN)} | changes
+    objective = grpo(Told(new), single_update=False, sampling=KNOWN, **arguments)
+    if objective.reference is not None:
+        told: Any = Told(new - torch.tensor(X, dtype=torch.double))
+        objective.reference.load_state_dict(told.state_dict())  # type: ignore[attr-defined]
+    old, advantages, mask = (F.pad(x, (1, 0)) for x in (batch.old - 1, batch.advantages, batch.mask))
     tokens = mask.long()
     tokens[:, 0] = torch.arange(4)
-    sampling = Sampling(temperature=1.0, top_k=None, top_p=None, max_new_tokens=8)
-    arguments = {"coefficient": kl.NoKL(), "entropy_coef": 0.0, "clip_high": 0.2, "sampling": sampling} | changes
-    objective = grpo(Told(new), single_update=False, **arguments)
-    weights = objective.aggregation(mask, max_new_tokens=8)
-    advantages = torch.tensor(ADVANTAGE)[:, None] * mask
     return objective, Experience(
-        tokens, weights, old, advantages, torch.ones(4), torch.arange(4), torch.ones(4, dtype=torch.int64)
+        tokens=tokens,
+        weights=objective.aggregation(mask, max_new_tokens=8),
+        logprobs=old * mask,
+        advantages=advantages,
+        values=torch.zeros(4, 5),
+        returns=torch.zeros(4, 5),
+        temperature=torch.ones(4),
+        prompt=torch.arange(4),
+        prompt_lengths=torch.ones(4, dtype=torch.int64),
     )
 
 
+SPLITS = [[[0, 1, 2, 3]], [[0, 2], [1, 3]], [[3], [2], [1], [0]]]
+
+
 @pytest.mark.parametrize(
-    ("aggregation", "clip_high", "log_ratio", "expected"),
+    ("loss", "aggregation", "log_ratio", "expected"),
     [
-        (losses.sequence_mean, 0.2, 1, -0.0131059646567),
-        (losses.token_mean, 0.2, 1, -0.1318316847965),
-        (losses.token_mean, 0.28, 1, -0.1378316847965),
-        (losses.constant_length, 0.2, 1, -0.0411974014989),
-        (losses.sequence_mean, 0.2, 0, 0.0),
-        (losses.token_mean, 0.2, 0, -0.125),
-        (losses.constant_length, 0.2, 0, -0.0390625),
+        (losses.Clip(**EVEN), "sequence_mean", 1, -0.0131059646567),
+        (losses.Clip(**EVEN), "token_mean", 1, -0.1318316847965),
+        (losses.Clip(clip_low=0.2, clip_high=0.28), "token_mean", 1, -0.1378316847965),
+        (losses.Clip(**EVEN), "constant_length", 1, -0.0411974014989),
+        (losses.Clip(**EVEN), "sequence_sum", 1, -0.3295792119913),
+        (losses.Clip(**EVEN), "sequence_mean", 0, 0.0),
+        (losses.Clip(**EVEN), "token_mean", 0, -0.125),
+        (losses.Clip(**EVEN), "constant_length", 0, -0.0390625),
+        (losses.DualClip(**EVEN, dual_clip=3.0), "token_mean", 1, -0.1318316847965),
+        (losses.Gspo(**EVEN), "sequence_mean", 1, -0.0361094285672),
+        (losses.GspoToken(clip_low=3e-4, clip_high=4e-4), "sequence_mean", 1, -0.00013125),
+        (losses.Luspo(**EVEN), "sequence_mean", 1, -0.3807714960899),
+        (losses.Sapo(tau_positive=1.0, tau_negative=1.05), "sequence_mean", 1, -0.0539564127255),
+        (losses.Gmpo(log_clip=0.4), "sequence_mean", 1, -0.0370854789253),
     ],
 )
-@pytest.mark.parametrize("split", [[[0, 1, 2, 3]], [[0, 2], [1, 3]], [[3], [2], [1], [0]]])
+@pytest.mark.parametrize("split", SPLITS)
 def test_known_losses_however_the_batch_is_cut(
-    aggregation: Any, clip_high: float, log_ratio: float, expected: float, split: list[list[int]]
+    loss: Any, aggregation: str, log_ratio: float, expected: float, split: list[list[int]]
 ) -> None:
-    objective, experience = fixture(log_ratio, aggregation=aggregation, clip_high=clip_high)
+    objective, experience = known(log_ratio, policy_loss=loss, aggregation=BY_NAME[aggregation])
     total = sum(objective.loss(experience.rows(torch.tensor(rows), 5)).total.item() for rows in split)
-    assert total == pytest.approx(expected, abs=2e-8)
+    assert total == pytest.approx(expected, abs=4e-8)  # weights are fp32
 
 
-@pytest.mark.parametrize("aggregation", AGGREGATIONS, ids=lambda f: f.__name__)
-def test_known_metrics_are_token_means_whatever_the_aggregation(aggregation: Any) -> None:
-    objective, experience = fixture(1, aggregation=aggregation)
+@pytest.mark.parametrize(
+    ("divergence", "mean", "loss"),
+    [
+        ("k1", 0.085, None),
+        ("k2", 0.018875, None),
+        ("k3", 0.0174488611369, -0.0120173056107),
+        ("abs", 0.155, None),
+        ("ratio_k3", 0.0142775614139, -0.0122710603046),
+    ],
+)
+@pytest.mark.parametrize("split", SPLITS)
+def test_known_penalties_however_the_batch_is_cut(
+    divergence: str, mean: float, loss: float | None, split: list[list[int]]
+) -> None:
+    arguments = {"divergence": kl.TYPES[divergence], "coefficient": coefficients.FixedKL(coef=0.04)}
+    for aggregation, expected in (("token_mean", 0.04 * mean), ("sequence_mean", loss)):
+        objective, experience = known(**arguments, aggregation=BY_NAME[aggregation])
+        parts = [objective.loss(experience.rows(torch.tensor(rows), 5)) for rows in split]
+        found = sum((part.terms["kl"] if aggregation == "token_mean" else part.total).item() for part in parts)
+        assert expected is None or found == pytest.approx(expected, abs=2e-8)
+
+
+@pytest.mark.parametrize("aggregation", BY_NAME)
+def test_known_metrics_are_token_means_whatever_the_aggregation(aggregation: str) -> None:
+    objective, experience = known(aggregation=BY_NAME[aggregation], coefficient=coefficients.FixedKL(coef=0.04))
     metrics = means(objective, experience)
     expected = {
         "clip_frac/any": 0.5,
         "clip_frac/low": 0.2,
         "clip_frac/high": 0.2,
         "clip_frac/region": 0.4,
-        "approx_kl": 0.0349459994330,
+        "approx_kl/k1": -0.005,
+        "approx_kl/k3": 0.0349459994330,
+        "kl/k1": 0.085,
+        "kl/k2": 0.018875,
+        "kl/k3": 0.0174488611369,
         "ratio/max": math.exp(0.4),
         "advantage/abs_mean": (3 * 0.625 + 2 * 0.375 + 4 * 0.125 + 0.375) / 10,
     }
@@ -420,11 +399,14 @@ def test_known_metrics_are_token_means_whatever_the_aggregation(aggregation: Any
 @pytest.mark.parametrize(
     ("name", "good", "bad"),
     [
-        ("group_size", [2, 64], [1, 0, 2.5]),
-        ("clip_low", [0.2, 0.999], [0, 1, 1.5]),
-        ("clip_high", [0.2, 5], [0, -0.1]),
+        ("group_size", [1, 2, 64], [0, 2.5]),
+        ("kl_placement", ["loss", "reward"], ["both", None]),
         ("entropy_coef", [0, 0.01], [-0.01]),
         ("advantage_clip", [None, 2], [0, -1]),
+        ("dead_groups", ["kept", "dropped", "resampled"], ["masked", None]),
+        ("max_resamples", [1, 9], [0]),
+        ("truncated", ["kept", "masked"], ["dropped", None]),
+        ("overlong_buffer", [None, 1], [0, 1.5]),
         ("head_chunk", [1], [0]),
     ],
 )

@@ -129,7 +129,9 @@ def test_documents_are_learned_by_heart() -> None:
     trainer(model, objective, optimizer, lr=1e-2, steps=60, tracker=record).fit()
     assert record.rows[0]["loss"] > 2
     assert record.rows[-1]["loss"] < 0.3
-    assert {"loss", "grad_norm", "epoch", "lr", "tokens_per_s", "step_s", "step"} == record.rows[-1].keys()
+    names = {"loss", "loss/likelihood", "grad_norm", "epoch", "lr", "tokens_per_s", "step_s", "step"}
+    assert record.rows[-1].keys() == names
+    assert record.rows[-1]["loss/likelihood"] == record.rows[-1]["loss"]
 
 
 @pytest.mark.parametrize("prompt_weight", [0.0, 0.25, 3.0])

@@ -1,24 +1,45 @@
-"""The clipped loss, its metrics and its aggregations against values computed in float64 on one small batch."""
+"""Every policy loss against golden values, closed-form gradients and identities, in float64."""
 
-from functools import partial
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from fixture_t import MAX_NEW_TOKENS, Batch, fixture_t, total
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
 from rookexp import losses, ops
+from rookexp.aggregation import constant_length, sequence_mean, sequence_sum, token_mean
+from rookexp.errors import ConfigError
+from rookexp.losses import (
+    Cispo,
+    Clip,
+    DualClip,
+    Gmpo,
+    Gspo,
+    GspoToken,
+    Luspo,
+    PolicyLoss,
+    Reinforce,
+    Sapo,
+    TwoSided,
+    Vespo,
+)
 
-# Fixture T: four completions of one prompt, padded to width 4.
-LENGTHS = [3, 2, 4, 1]
-MAX_NEW_TOKENS = 8
-ADVANTAGES = [0.625, -0.375, 0.125, -0.375]
-OLD = [[-0.5, -1, -1.5, 0], [-0.2, -0.4, 0, 0], [-2, -1, -0.5, -0.25], [-0.7, 0, 0, 0]]
-LOG_RATIO = [[0.1, -0.2, 0.3, 0], [0.4, -0.5, 0, 0], [0.05, 0, -0.05, 0.25], [-0.3, 0, 0, 0]]
-GRPO, TOKEN_MEAN, DAPO, DR_GRPO = -0.0131059646567, -0.1318316847965, -0.1378316847965, -0.0411974014989
-AGGREGATIONS = [losses.sequence_mean, losses.token_mean, losses.constant_length]
+AGGREGATIONS = [token_mean, sequence_mean, constant_length, sequence_sum]
+EVEN = {"clip_low": 0.2, "clip_high": 0.2}
+DAPO = {"clip_low": 0.2, "clip_high": 0.28}
+TINY = {"clip_low": 3e-4, "clip_high": 4e-4}
+SAPO = {"tau_positive": 1.0, "tau_negative": 1.05}
+VESPO = {"k_positive": 2.0, "lambda_positive": 3.0, "k_negative": 3.0, "lambda_negative": 2.0}
+
+Slope = Callable[[Tensor, float], Tensor]  # a row's log-ratios (n,) and its advantage, to (n,): see SLOPES
 
 
 @pytest.fixture(autouse=True)
@@ -28,186 +49,359 @@ def _float64():
     torch.set_default_dtype(torch.float32)
 
 
-def fixture_t() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """logprobs, old, advantages, mask, each (4, 4)."""
-    old = torch.tensor(OLD, dtype=torch.float64)
-    mask = torch.arange(4) < torch.tensor(LENGTHS)[:, None]
-    advantages = torch.tensor(ADVANTAGES, dtype=torch.float64)[:, None] * mask
-    return old + torch.tensor(LOG_RATIO, dtype=torch.float64), old, advantages, mask
+# ---- closed forms -------------------------------------------------------------------------------------------------
 
 
-def total(logprobs, old, advantages, weights, clip=(0.2, 0.2)) -> Tensor:
-    return ops.weighted_sum(losses.clipped(logprobs, old, advantages, *clip), weights)
+def clip_slope(low: float, high: float, cap: float = math.inf) -> Slope:
+    def slope(delta: Tensor, a: float) -> Tensor:
+        ratio = delta.exp()
+        gone = ratio > high if a > 0 else (ratio < low) | (ratio > cap)
+        return torch.where(gone, 0.0, -a * ratio)
+
+    return slope
 
 
-@pytest.mark.parametrize(
-    ("aggregate", "clip_high", "expected"),
-    [
-        (losses.sequence_mean, 0.2, GRPO),
-        (losses.token_mean, 0.2, TOKEN_MEAN),
-        (losses.token_mean, 0.28, DAPO),
-        (losses.constant_length, 0.2, DR_GRPO),
-    ],
-)
-@pytest.mark.parametrize("split", [[[0, 1, 2, 3]], [[0, 2], [1, 3]], [[0], [1], [2], [3]], [[3, 1], [2], [0]]])
-def test_golden_losses_do_not_depend_on_the_micro_batches(aggregate, clip_high, expected, split):
-    logprobs, old, advantages, mask = fixture_t()
-    weights = partial(aggregate, max_new_tokens=MAX_NEW_TOKENS)(mask)
-    parts = [total(logprobs[i], old[i], advantages[i], weights[i], (0.2, clip_high)) for i in map(torch.tensor, split)]
-    assert float(sum(parts)) == pytest.approx(expected, abs=1e-12)
+def row_slope(low: float, high: float, per_token: bool = False) -> Slope:
+    """-A s at each token of an unclipped row; n times that with `per_token`."""
+
+    def slope(delta: Tensor, a: float) -> Tensor:
+        s = math.exp(delta.mean())
+        gone = s > high if a > 0 else s < low
+        times = len(delta) if per_token else 1
+        return torch.full_like(delta, 0.0 if gone else -a * s * times)
+
+    return slope
 
 
-@pytest.mark.parametrize(
-    ("aggregate", "expected"),
-    [(losses.sequence_mean, 0), (losses.token_mean, -0.125), (losses.constant_length, -0.0390625)],
-)
-def test_on_policy_loss_and_gradient(aggregate, expected):
-    """At ratio 1 the gradient is -A times the weight, whatever the loss's value."""
-    _, old, advantages, mask = fixture_t()
-    weights = aggregate(mask, max_new_tokens=MAX_NEW_TOKENS)
-    logprobs = old.clone().requires_grad_()
-    loss = total(logprobs, old, advantages, weights)
-    loss.backward()
-    assert loss.item() == pytest.approx(expected, abs=1e-15)
-    torch.testing.assert_close(logprobs.grad, -advantages * weights, rtol=0, atol=1e-15)
+def cispo_slope(low: float, high: float) -> Slope:
+    return lambda delta, a: -delta.exp().clamp(low, high) * a
 
 
-def test_gradient_is_minus_advantage_times_ratio_or_zero_where_clipped():
-    logprobs, old, advantages, _ = fixture_t()
-    logprobs.requires_grad_()
-    losses.clipped(logprobs, old, advantages, 0.2, 0.2).sum().backward()
-    region = losses.clip_fractions(logprobs, old, advantages, 0.2, 0.2)["clip_frac/region"].bool()
-    ratio = (logprobs - old).detach().exp()
-    torch.testing.assert_close(logprobs.grad, torch.where(region, 0.0, -advantages * ratio), rtol=0, atol=1e-15)
-    inputs = (logprobs.detach().requires_grad_(), old, advantages, 0.2, 0.28)
-    assert torch.autograd.gradcheck(losses.clipped, inputs)
+def sapo_slope(delta: Tensor, a: float) -> Tensor:
+    tau = 1.0 if a > 0 else 1.05
+    gate = 1 / (1 + (-tau * (delta.exp() - 1)).exp())
+    return -a * 4 * gate * (1 - gate) * delta.exp()
 
 
-@pytest.mark.parametrize(
-    ("aggregate", "over_all", "over_kept"),
-    [
-        (losses.sequence_mean, 0.0197260706627, 0.0263014275502),
-        (losses.token_mean, -0.1321673804759, -0.1321673804759),
-        (losses.constant_length, -0.0247813838392, -0.0330418451190),
-    ],
-)
-def test_a_masked_out_row_is_counted_unless_it_is_left_out(aggregate, over_all, over_kept):
-    logprobs, old, advantages, mask = fixture_t()
-    mask[2] = False
-    weights = aggregate(mask, max_new_tokens=MAX_NEW_TOKENS)
-    assert total(logprobs, old, advantages, weights).item() == pytest.approx(over_all, abs=1e-12)
-    kept = torch.tensor([0, 1, 3])
-    weights = aggregate(mask[kept], max_new_tokens=MAX_NEW_TOKENS)
-    loss = total(logprobs[kept], old[kept], advantages[kept], weights)
-    assert loss.item() == pytest.approx(over_kept, abs=1e-12)
+def gmpo_slope(delta: Tensor, a: float) -> Tensor:
+    gone = delta > 0.4 if a > 0 else delta < -0.4
+    held = delta.clamp(max=0.4) if a > 0 else delta.clamp(min=-0.4)
+    return torch.where(gone, 0.0, -a * held.mean().exp())
 
 
-def test_clip_fractions_and_approximate_kl():
-    logprobs, old, advantages, mask = fixture_t()
-    weights = losses.token_mean(mask, max_new_tokens=MAX_NEW_TOKENS)
-    metrics = losses.clip_fractions(logprobs, old, advantages, 0.2, 0.2)
-    metrics |= {"k1": losses.approx_kl_k1(logprobs, old), "k3": losses.approx_kl_k3(logprobs, old)}
-    values = {name: ops.weighted_sum(x, weights).item() for name, x in metrics.items()}
-    assert values == pytest.approx(
-        {
-            "clip_frac/any": 0.5,
-            "clip_frac/low": 0.2,
-            "clip_frac/high": 0.2,
-            "clip_frac/region": 0.4,
-            "k1": -0.005,
-            "k3": 0.0349459994330,
-        },
-        abs=1e-12,
+def vespo_slope(delta: Tensor, a: float) -> Tensor:
+    k, lam = (2, 3) if a >= 0 else (3, 2)
+    w = math.exp(delta.sum())
+    return torch.full_like(delta, -a * w**k * math.exp(lam * (1 - w)))
+
+
+# Each loss with what it makes of Fixture T and with its slope: the gradient of a row's summed loss at its log-probs.
+CASES: list[tuple[PolicyLoss, Callable[..., Tensor], float, Slope]] = [
+    (Clip(**EVEN), sequence_mean, -0.0131059646567, clip_slope(0.8, 1.2)),
+    (Clip(**EVEN), token_mean, -0.1318316847965, clip_slope(0.8, 1.2)),
+    (Clip(**DAPO), token_mean, -0.1378316847965, clip_slope(0.8, 1.28)),
+    (Clip(**EVEN), constant_length, -0.0411974014989, clip_slope(0.8, 1.2)),
+    (Clip(**EVEN), sequence_sum, -0.3295792119913, clip_slope(0.8, 1.2)),
+    (DualClip(**EVEN, dual_clip=3.0), token_mean, -0.1318316847965, clip_slope(0.8, 1.2, 3)),
+    (TwoSided(**EVEN, delta=3.0), token_mean, -0.1318316847965, clip_slope(0.8, 1.2, 3)),
+    (Gspo(**TINY), sequence_mean, -0.00013125, row_slope(1 - 3e-4, 1 + 4e-4)),
+    (Gspo(**EVEN), sequence_mean, -0.0361094285672, row_slope(0.8, 1.2)),
+    (GspoToken(**TINY), sequence_mean, -0.00013125, row_slope(1 - 3e-4, 1 + 4e-4)),
+    (GspoToken(**EVEN), sequence_mean, -0.0361094285672, row_slope(0.8, 1.2)),
+    (Luspo(**EVEN), sequence_mean, -0.3807714960899, row_slope(0.8, 1.2, per_token=True)),
+    (Cispo(clip_low=None, clip_high=0.28), token_mean, 0.1910474216595, cispo_slope(0, 1.28)),
+    (Cispo(**DAPO), token_mean, 0.1822985147003, cispo_slope(0.8, 1.28)),
+    (Sapo(**SAPO), sequence_mean, -0.0539564127255, sapo_slope),
+    (Gmpo(log_clip=0.4), sequence_mean, -0.0370854789253, gmpo_slope),
+    (Vespo(**VESPO), token_mean, 0.1160073758714, vespo_slope),
+    (Reinforce(), token_mean, 0.155, lambda delta, a: torch.full_like(delta, -a)),
+]
+# Every loss once, as its last case has it.
+SLOPES = list({type(loss): (loss, slope) for loss, _, _, slope in CASES}.values())
+LOSSES = [loss for loss, _ in SLOPES]
+
+
+def named(value: Any) -> str | None:
+    """A test's name for a loss or an aggregation."""
+    return getattr(value, "__name__", type(value).__name__) if callable(value) else None
+
+
+def closed_form(slope: Slope, batch: Batch, weights: Tensor) -> Tensor:
+    """The gradient (N, T) that `slope` says, row by row; the weights of a row are equal."""
+    expected = torch.zeros_like(weights)
+    for i, kept in enumerate(batch.mask):
+        if kept.any():
+            delta = (batch.logprobs - batch.old).detach()[i][kept]
+            expected[i][kept] = weights[i][kept] * slope(delta, batch.advantages[i][kept][0].item())
+    return expected
+
+
+def value_and_gradient(loss: PolicyLoss, batch: Batch, weights: Tensor) -> tuple[float, Tensor]:
+    """The loss of a batch and its gradient (N, T)."""
+    leaf = batch.logprobs.detach().clone().requires_grad_()
+    value = total(loss, replace(batch, logprobs=leaf), weights)
+    value.backward()
+    return value.item(), leaf.grad
+
+
+# ---- golden values ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("loss", "aggregate", "expected", "slope"), CASES, ids=named)
+def test_golden_value_and_gradient(loss, aggregate, expected, slope):
+    batch = fixture_t()
+    weights = aggregate(batch.mask, max_new_tokens=MAX_NEW_TOKENS)
+    value, gradient = value_and_gradient(loss, batch, weights)
+    assert value == pytest.approx(expected, abs=1e-12)
+    torch.testing.assert_close(gradient, closed_form(slope, batch, weights), rtol=0, atol=1e-15)
+
+
+def test_golden_ratios_and_weights_of_rows():
+    """The ratio and the kernel of each row, read off the losses."""
+    logprobs, old, advantages, row = fixture_t().flat()
+    first = torch.tensor([0, 3, 5, 9])  # of each row
+    ratios = Gspo(**EVEN).ratio(logprobs, old, row)[first]
+    assert ratios.tolist() == pytest.approx([1.0689391057, 0.9512294245, 1.0644944589, 0.7408182207], abs=1e-10)
+    phi = (Vespo(**VESPO)(logprobs, old, advantages, row) / (-advantages * logprobs))[first]
+    assert phi.tolist() == pytest.approx([0.767813607, 0.8961254756, 0.7032264989, 0.6827432253], abs=1e-9)
+
+
+@pytest.mark.parametrize("loss", [DualClip(**EVEN, dual_clip=3.0), TwoSided(**EVEN, delta=3.0)], ids=named)
+def test_a_bad_token_costs_no_more_than_the_cap(loss):
+    logprobs = torch.tensor([1.0, 2.0, 3.0, 4.0, 10.0]).log().requires_grad_()
+    value = loss(logprobs, torch.zeros(5), -torch.ones(5), torch.arange(5))
+    assert value.tolist() == pytest.approx([1, 2, 3, 3, 3])
+    value.sum().backward()
+    assert logprobs.grad[[0, 1, 3, 4]].tolist() == pytest.approx([1, 2, 0, 0])
+    flags = loss.clip_flags(logprobs, torch.zeros(5), -torch.ones(5), torch.arange(5))
+    assert flags["clip_frac/region"][[0, 1, 3, 4]].tolist() == [0, 0, 1, 1]
+    assert flags["clip_frac/high"].sum() == 0
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=named)
+def test_gradcheck_where_the_value_has_that_gradient(loss):
+    """Away from the clips' corners; a stopped gradient is no derivative of the value (SLOPES has those)."""
+    logprobs, old, advantages, row = fixture_t().flat()
+    check = torch.autograd.gradcheck(
+        lambda x: loss(x, old, advantages, row), logprobs.requires_grad_(), raise_exception=False
     )
+    assert check == (not isinstance(loss, (Cispo, Vespo, GspoToken)))
+
+
+# ---- identities ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("aggregate", AGGREGATIONS, ids=named)
+@pytest.mark.parametrize("loss", LOSSES, ids=named)
+def test_at_ratio_one_all_share_one_gradient_and_clip_nothing(loss, aggregate):
+    batch = fixture_t()
+    batch = replace(batch, logprobs=batch.old)
+    weights = aggregate(batch.mask, max_new_tokens=MAX_NEW_TOKENS)
+    _, gradient = value_and_gradient(loss, batch, weights)
+    times = batch.mask.sum(1, keepdim=True) if isinstance(loss, Luspo) else 1
+    torch.testing.assert_close(gradient, -batch.advantages * weights * times, rtol=0, atol=1e-15)
+    assert all((flag == 0).all() for flag in loss.clip_flags(*batch.flat()).values())
+
+
+def test_gspo_token_may_weigh_the_tokens_of_a_row_apart():
+    """Its gradient is -A s at each token, of which A is the token's own; Gspo would spread A over the row."""
+    logprobs, old, _, row = fixture_t().flat()
+    advantages = torch.linspace(-1, 1, 10)
+    logprobs.requires_grad_()
+    wide = GspoToken(clip_low=0.9, clip_high=9.0)
+    wide(logprobs, old, advantages, row).sum().backward()
+    s = Gspo(**EVEN).ratio(logprobs.detach(), old, row)
+    torch.testing.assert_close(logprobs.grad, -advantages * s, rtol=0, atol=1e-15)
+    assert [type(loss).__name__ for loss in LOSSES if loss.whole_rows] == ["Gspo", "Luspo", "Gmpo", "Vespo"]
+
+
+def test_a_row_of_one_token_is_clipped_as_that_token():
+    batch = fixture_t()
+    one = replace(batch, mask=torch.arange(4) < torch.ones(4, 1))
+    clipped = Clip(**EVEN)(*one.flat())
+    for loss in (Gspo(**EVEN), GspoToken(**EVEN), Luspo(**EVEN)):
+        torch.testing.assert_close(loss(*one.flat()), clipped, rtol=0, atol=1e-15)
 
 
 def test_low_and_high_clip_are_told_apart():
-    old = torch.zeros(4)
+    old, row = torch.zeros(4), torch.arange(4)
     logprobs = torch.tensor([0.75, 0.75, 1.25, 1.25]).log()
     advantages = torch.tensor([-1.0, 1.0, 1.0, -1.0])
-    loss = losses.clipped(logprobs, old, advantages, 0.2, 0.28)
-    torch.testing.assert_close(loss, torch.tensor([0.8, -0.75, -1.25, 1.25]))
-    values = {name: x.tolist() for name, x in losses.clip_fractions(logprobs, old, advantages, 0.2, 0.28).items()}
-    assert values["clip_frac/any"] == [1, 1, 0, 0]
-    assert values["clip_frac/region"] == values["clip_frac/low"] == [1, 0, 0, 0]
+    torch.testing.assert_close(Clip(**DAPO)(logprobs, old, advantages, row), torch.tensor([0.8, -0.75, -1.25, 1.25]))
+    flags = Clip(**DAPO).clip_flags(logprobs, old, advantages, row)
+    assert flags["clip_frac/any"].tolist() == [1, 1, 0, 0]
+    assert flags["clip_frac/region"].tolist() == flags["clip_frac/low"].tolist() == [1, 0, 0, 0]
 
 
-def test_metrics_have_no_gradient_and_vanish_on_policy():
-    _, old, advantages, _ = fixture_t()
-    logprobs = old.clone().requires_grad_()
-    metrics = [*losses.clip_fractions(logprobs, old, advantages, 0.2, 0.28).values()]
+def test_delta_stands_behind_the_clip():
+    with pytest.raises(ConfigError, match=r"loss\.delta=1\.2: allowed: a number > 1\.2"):
+        TwoSided(clip_low=0.2, clip_high=0.2, delta=1.2)
+
+
+# ---- metrics ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        (Clip(**EVEN), [0.5, 0.2, 0.2, 0.4]),
+        (DualClip(**EVEN, dual_clip=1.4), [0.5, 0.2, 0.2, 0.5]),
+        (DualClip(clip_low=0.2, clip_high=1.0, dual_clip=1.4), [0.3, 0.2, 0.0, 0.3]),
+        (Gspo(**EVEN), [0.1, 0.1, 0.0, 0.1]),
+        (GspoToken(**TINY), [1.0, 0.3, 0.7, 1.0]),
+        (Cispo(**DAPO), [0.5, 0.2, 0.2, 0.4]),
+        (Cispo(clip_low=None, clip_high=0.28), [0.3, 0.0, 0.2, 0.2]),
+        (Gmpo(log_clip=0.35), [0.2, 0.1, 0.0, 0.1]),
+        (Sapo(**SAPO), []),
+        (Vespo(**VESPO), []),
+        (Reinforce(), []),
+    ],
+    ids=named,
+)
+def test_clip_fractions(loss, expected):
+    batch = fixture_t()
+    weights = token_mean(batch.mask, max_new_tokens=MAX_NEW_TOKENS)[batch.mask]
+    flags = loss.clip_flags(*batch.flat())
+    names = ["clip_frac/any", "clip_frac/low", "clip_frac/high", "clip_frac/region"][: len(expected)]
+    assert {name: ops.weighted_sum(flag, weights).item() for name, flag in flags.items()} == pytest.approx(
+        dict(zip(names, expected, strict=True))
+    )
+
+
+def test_approximate_kl():
+    logprobs, old, *_ = fixture_t().flat()
+    assert losses.approx_kl_k1(logprobs, old).mean().item() == pytest.approx(-0.005, abs=1e-12)
+    assert losses.approx_kl_k3(logprobs, old).mean().item() == pytest.approx(0.0349459994330, abs=1e-12)
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=named)
+def test_metrics_have_no_gradient(loss):
+    logprobs, old, advantages, row = fixture_t().flat()
+    logprobs.requires_grad_()
+    metrics = [*loss.clip_flags(logprobs, old, advantages, row).values()]
     metrics += [losses.approx_kl_k1(logprobs, old), losses.approx_kl_k3(logprobs, old)]
-    assert all(not x.requires_grad and (x == 0).all() for x in metrics)
+    assert all(not x.requires_grad for x in metrics)
 
 
-@pytest.mark.parametrize("aggregate", AGGREGATIONS)
-@pytest.mark.parametrize("garbage", [float("nan"), float("inf"), -float("inf"), 1e300])
-def test_padding_never_poisons_value_or_gradient(aggregate, garbage):
-    logprobs, old, advantages, mask = fixture_t()
-    weights = aggregate(mask, max_new_tokens=MAX_NEW_TOKENS)
-
-    def value_and_gradient(logprobs: Tensor) -> tuple[Tensor, Tensor]:
-        leaf = logprobs.clone().requires_grad_()
-        loss = total(ops.zero_outside(leaf, mask), old, advantages, weights)
-        loss.backward()
-        return loss.detach(), leaf.grad
-
-    clean = value_and_gradient(logprobs)
-    dirty = value_and_gradient(logprobs.masked_fill(~mask, garbage))
-    assert all(torch.equal(a, b) for a, b in zip(clean, dirty, strict=True))
-    assert (clean[1][~mask] == 0).all()
-
-
-@pytest.mark.parametrize("aggregate", AGGREGATIONS)
-def test_weights_of_rows_without_tokens_are_zero(aggregate):
-    mask = torch.zeros(3, 2, dtype=torch.bool)
-    assert (aggregate(mask, max_new_tokens=2) == 0).all()
-    assert torch.isfinite(aggregate(torch.tensor([[True, False], [False, False]]), max_new_tokens=2)).all()
-
-
-def test_weights_sum_to_one_or_to_the_share_of_the_constant_length():
-    mask = fixture_t()[3]
-    assert losses.token_mean(mask, max_new_tokens=8).sum().item() == pytest.approx(1)
-    assert losses.sequence_mean(mask, max_new_tokens=8).sum().item() == pytest.approx(1)
-    assert losses.constant_length(mask, max_new_tokens=8).sum().item() == pytest.approx(10 / 32)
+# ---- any batch ----------------------------------------------------------------------------------------------------
 
 
 @st.composite
-def batches(draw) -> tuple[Tensor, Tensor, Tensor, Tensor, list[int], list[int]]:
-    """logprobs, old, advantages, mask of a random batch, with an order of its rows and places to cut it."""
-    n, t = draw(st.integers(1, 6)), draw(st.integers(1, 5))
-    floats = st.floats(-2, 2, width=32)
-    logprobs, old = (torch.from_numpy(draw(arrays("float64", (n, t), elements=floats))) for _ in range(2))
-    advantages = torch.from_numpy(draw(arrays("float64", (n, 1), elements=floats))).expand(n, t)
-    mask = torch.arange(t) < torch.tensor(draw(st.lists(st.integers(0, t), min_size=n, max_size=n)))[:, None]
-    order = draw(st.permutations(range(n)))
+def batches(draw: st.DrawFn) -> tuple[Batch, torch.Generator, list[int]]:
+    """A ragged batch, rows without tokens included, with a source of orders and places to cut its rows."""
+    lengths = torch.tensor(draw(st.lists(st.integers(0, 5), min_size=1, max_size=6)))
+    n = len(lengths)
+    rng = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    logprobs, old = -2 * torch.rand(2, n, 5, generator=rng, dtype=torch.float64)
+    advantages = torch.randn(n, 1, generator=rng, dtype=torch.float64) * draw(st.sampled_from([0.0, 1.0]))
+    mask = torch.arange(5) < lengths[:, None]
     cuts = sorted(draw(st.sets(st.integers(1, n - 1)))) if n > 1 else []
-    return logprobs, old, advantages, mask, order, cuts
+    return Batch(logprobs, old, advantages.expand(n, 5), mask), rng, cuts
 
 
-@pytest.mark.parametrize("aggregate", AGGREGATIONS)
-@given(batch=batches())
-def test_loss_and_gradient_do_not_depend_on_split_or_order(aggregate, batch):
-    logprobs, old, advantages, mask, order, cuts = batch
-    whole, parted = logprobs.clone().requires_grad_(), logprobs.clone().requires_grad_()
-    weights = aggregate(mask, max_new_tokens=5)
-    loss = total(whole, old, advantages, weights)
-    loss.backward()
-    weights = torch.empty_like(weights).index_copy_(
-        0, torch.tensor(order), aggregate(mask[order], max_new_tokens=5)
-    )  # the aggregation of a permuted batch is the permuted aggregation
-    value = 0.0
-    for i in torch.tensor(order).tensor_split(cuts):
-        part = total(parted[i], old[i], advantages[i], weights[i])
-        part.backward()
-        value += part.item()
-    assert value == pytest.approx(loss.item(), abs=1e-12)
-    torch.testing.assert_close(parted.grad, whole.grad, rtol=0, atol=1e-12)
-    assert (whole.grad[~mask] == 0).all()
+@pytest.mark.parametrize("aggregate", AGGREGATIONS, ids=named)
+@settings(max_examples=20)
+@given(drawn=batches())
+def test_gradients_are_the_closed_forms(aggregate, drawn):
+    batch, *_ = drawn
+    weights = aggregate(batch.mask, max_new_tokens=5)
+    for loss, slope in SLOPES:
+        _, gradient = value_and_gradient(loss, batch, weights)
+        torch.testing.assert_close(gradient, closed_form(slope, batch, weights), rtol=1e-12, atol=1e-13)
 
 
-@given(batch=batches())
-def test_the_clipped_loss_bounds_the_unclipped_one(batch):
-    logprobs, old, advantages, *_ = batch
-    assert (losses.clipped(logprobs, old, advantages, 0.2, 0.28) >= -(logprobs - old).exp() * advantages - 1e-12).all()
+@pytest.mark.parametrize("aggregate", AGGREGATIONS, ids=named)
+@settings(max_examples=20)
+@given(drawn=batches())
+def test_value_and_gradient_do_not_depend_on_split_or_order(aggregate, drawn):
+    batch, rng, cuts = drawn
+    weights = aggregate(batch.mask, max_new_tokens=5)
+    order = torch.randperm(len(batch.mask), generator=rng)
+    permuted = torch.empty_like(weights)
+    permuted[order] = aggregate(batch.mask[order], max_new_tokens=5)
+    torch.testing.assert_close(permuted, weights)
+    for loss in LOSSES:
+        value, gradient = value_and_gradient(loss, batch, weights)
+        parts, grads = 0.0, torch.zeros_like(gradient)
+        for i in order.tensor_split(cuts):
+            part, grads[i] = value_and_gradient(loss, batch.rows(i), weights[i])
+            parts += part
+        assert parts == pytest.approx(value, abs=1e-12)
+        torch.testing.assert_close(grads, gradient, rtol=1e-12, atol=1e-13)
+
+
+@settings(max_examples=20)
+@given(drawn=batches())
+def test_tokens_may_stand_in_any_order_under_any_row_numbers(drawn):
+    batch, rng, _ = drawn
+    logprobs, old, advantages, row = batch.flat()
+    order = torch.randperm(len(row), generator=rng)
+    numbers = torch.randperm(1000, generator=rng)[: len(batch.mask)] - 500
+    for loss in LOSSES:
+        mixed = loss(logprobs[order], old[order], advantages[order], numbers[row][order])
+        torch.testing.assert_close(mixed, loss(logprobs, old, advantages, row)[order], rtol=1e-12, atol=1e-13)
+
+
+@settings(max_examples=20)
+@given(drawn=batches())
+def test_two_sided_is_dual_clip_and_both_bound_the_clip(drawn):
+    batch, *_ = drawn
+    dual, two_sided = DualClip(**DAPO, dual_clip=1.5), TwoSided(**DAPO, delta=1.5)
+    weights = sequence_sum(batch.mask, max_new_tokens=5)
+    value, gradient = value_and_gradient(dual, batch, weights)
+    other, other_gradient = value_and_gradient(two_sided, batch, weights)
+    assert value == pytest.approx(other, abs=1e-12)
+    torch.testing.assert_close(gradient, other_gradient, rtol=1e-12, atol=1e-13)
+    logprobs, old, advantages, _ = flat = batch.flat()
+    ratio = (logprobs - old).exp()
+    assert (Clip(**DAPO)(*flat) >= -ratio * advantages - 1e-12).all()
+    assert (dual(*flat) <= Clip(**DAPO)(*flat) + 1e-12).all()
     assert (losses.approx_kl_k3(logprobs, old) >= 0).all()
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=named)
+@pytest.mark.parametrize("log_ratio", [50.0, -50.0])
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_a_ratio_beyond_all_reason_stays_finite_in_float32(loss, log_ratio, advantage):
+    """Rows of three tokens and of one; W of the first is exp(150), which float32 does not hold."""
+    new, old = (-1.0, -51.0) if log_ratio > 0 else (-51.0, -1.0)
+    logprobs = torch.full((4,), new, dtype=torch.float32, requires_grad=True)
+    old, advantages = (torch.full((4,), x, dtype=torch.float32) for x in (old, advantage))
+    row = torch.tensor([0, 0, 0, 1])
+    value = loss(logprobs, old, advantages, row)
+    value.sum().backward()
+    assert value.dtype == torch.float32
+    assert torch.isfinite(value).all()
+    assert torch.isfinite(logprobs.grad).all()
+    flags = loss.clip_flags(logprobs, old, advantages, row)
+    assert all(torch.isfinite(flag).all() for flag in flags.values())
+    proportional = isinstance(loss, (Clip, Gmpo)) and not isinstance(loss, (DualClip, TwoSided))
+    if not (proportional and advantage < 0):
+        assert value.abs().max() <= 4 * 51  # the largest factor here is Sapo's 4, and |log-prob| is 51
+
+
+@pytest.mark.parametrize("pair", [(2.0, 3.0), (3.0, 2.0)])
+def test_the_kernel_of_vespo_is_largest_where_it_says(pair):
+    k, lam = pair
+    loss = Vespo(k_positive=k, lambda_positive=lam, k_negative=k, lambda_negative=lam)
+    delta = torch.cat([torch.linspace(-30, 200, 2301), torch.tensor([k / lam]).log()])
+    phi = -loss(torch.ones_like(delta), 1 - delta, torch.ones_like(delta), torch.arange(len(delta)))
+    assert phi.argmax() == len(delta) - 1
+    assert phi.max().item() == pytest.approx((k / lam) ** k * math.exp(lam - k))
+    assert phi.min() >= 0
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=named)
+def test_no_tokens_no_loss(loss):
+    empty = torch.zeros(0)
+    assert loss(empty, empty, empty, torch.zeros(0, dtype=torch.int64)).shape == (0,)
+    assert isinstance(loss, PolicyLoss)
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=named)
+def test_precision_is_that_of_the_inputs(loss):
+    """Whatever PyTorch's default is."""
+    batch = fixture_t()
+    expected = loss(*batch.flat())
+    torch.set_default_dtype(torch.float32)
+    assert torch.equal(loss(*batch.flat()), expected)

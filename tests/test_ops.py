@@ -8,6 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rookexp import kl, ops
 
@@ -162,7 +164,7 @@ def test_never_more_than_a_chunk_of_logits():
     x = inputs(m=m, v=v)
     kept, made = [], []
 
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+    class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             out = func(*args, **(kwargs or {}))
             made.extend(t.numel() for t in (out if isinstance(out, tuple) else [out]) if isinstance(t, Tensor))
@@ -176,6 +178,91 @@ def test_never_more_than_a_chunk_of_logits():
     assert {t.data_ptr() for t in kept} == {t.data_ptr() for t in x.values()}
     assert made.count(chunk * v) > 10 * (m // chunk)  # the watch saw the chunks of both passes
     assert max(made) == chunk * v
+
+
+class Alive(TorchDispatchMode):
+    """The most bytes that were alive at one time in what was made here, and the largest single tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.most = self.largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        given = {t.untyped_storage()._cdata for t in torch.utils._pytree.tree_leaves(args) if isinstance(t, Tensor)}
+        out = func(*args, **(kwargs or {}))
+        for made in torch.utils._pytree.tree_leaves(out):
+            if isinstance(made, Tensor) and made.untyped_storage()._cdata not in given:
+                storage = made.untyped_storage()
+                self.storages[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+                self.largest = max(self.largest, storage.nbytes())
+        self.storages = {key: kept for key, kept in self.storages.items() if not kept[0].expired()}
+        self.most = max(self.most, sum(size for _, size in self.storages.values()))
+        return out
+
+
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+def test_memory_at_the_vocabulary_of_gpt2_is_that_of_a_chunk_however_many_tokens(divergence):
+    """In forward and backward a few chunks' logits are alive; four times the tokens add no more than their own size."""
+    v, chunk, most = 50_257, 2, {}
+    for m in (8, 32):
+        x = inputs(torch.float32, m=m, v=v)
+        with Alive() as watch:
+            gradients(x, fused(x, divergence, chunk), [0, 1] if divergence is None else [0, 1, 2])
+        logits, head = 4 * chunk * v, 4 * v * D
+        assert watch.largest == max(logits, head)
+        assert watch.most < 10 * logits + 2 * head
+        most[m] = watch.most
+    assert most[32] - most[8] < 24 * 4 * 20  # 24 more tokens, a few numbers each
+    assert 4 * 32 * v > most[32]  # what the plain formula would need for its logits alone
+
+
+def cast(x: dict, dtype: torch.dtype) -> dict:
+    """The same arguments in another precision, the leaves leaves again."""
+    made = {n: t.detach().to(dtype) if t.is_floating_point() else t for n, t in x.items()}
+    return made | {n: made[n].requires_grad_() for n in ("hidden", "head_weight")}
+
+
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+def test_gradients_at_the_vocabulary_of_gpt2_are_those_of_the_plain_formula(divergence):
+    """To 1e-12 in float64; in float32 the softmax over so many words alone costs 1e-5, and the chunks add little."""
+    used = [0, 1] if divergence is None else [0, 1, 2]
+    single = inputs(torch.float32, m=12, v=50_257)
+    double = cast(single, torch.float64)
+    expected = gradients(double, naive(double, divergence), used)
+    found = gradients(double, fused(double, divergence, 5), used)
+    rounded = [gradients(single, stats, used) for stats in (fused(single, divergence, 5), naive(single, divergence))]
+    for want, got, chunked, whole in zip(expected, found, *rounded, strict=True):
+        errors = [((x - want).norm() / want.norm()).item() for x in (got, chunked, whole)]
+        assert errors[0] < 1e-12
+        assert errors[1] < 1e-4
+        assert errors[1] < 8 * errors[2]
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+@pytest.mark.parametrize("divergence", DIVERGENCES[1:])
+def test_the_references_log_probs_are_the_plain_ones_and_have_no_gradient(chunk, divergence):
+    x = inputs()
+    x["ref_hidden"].requires_grad_()
+    x["ref_head_weight"].requires_grad_()
+    stats = ops.token_stats(**x, divergence=divergence, chunk=chunk)
+    logq = (x["ref_hidden"] @ x["ref_head_weight"].T / x["temperature"][:, None]).log_softmax(1)
+    expected = torch.stack([logq[i, target] for i, target in enumerate(x["targets"])])
+    torch.testing.assert_close(stats.ref_logprobs, expected.detach(), rtol=1e-12, atol=1e-13)
+    assert not stats.ref_logprobs.requires_grad
+    (stats.logprobs - stats.ref_logprobs).square().sum().backward()  # an estimator's gradient is the policy's alone
+    assert x["ref_hidden"].grad is None
+    assert x["ref_head_weight"].grad is None
+    logp = (x["hidden"] @ x["head_weight"].T / x["temperature"][:, None]).log_softmax(1)
+    plain = (logp.gather(1, x["targets"][:, None])[:, 0] - expected.detach()).square().sum()
+    for name in ("hidden", "head_weight"):
+        torch.testing.assert_close(x[name].grad, torch.autograd.grad(plain, x[name], retain_graph=True)[0])
+
+
+def test_without_a_divergence_the_reference_is_not_touched():
+    stats = ops.token_stats(**inputs() | {"ref_hidden": None, "ref_head_weight": None}, divergence=None, chunk=3)
+    assert stats.kl is None
+    assert stats.ref_logprobs is None
 
 
 def test_autocast_multiplies_in_bf16_and_does_the_rest_in_float32():

@@ -266,6 +266,14 @@ def test_a_row_depends_on_itself_alone() -> None:
                 assert torch.equal(values.nan_to_num(9)[0], whole.parts[name].nan_to_num(9)[3 * i + g])
 
 
+def test_the_reward_stands_under_the_colour_to_move() -> None:
+    scores = REWARD.score([prompt_of(WHITE_ROW), prompt_of(BLACK_ROW)], [gold(WHITE_ROW), "", gold(BLACK_ROW), ""])
+    rewards_seen = scores.rewards.tolist()
+    assert scores.parts["reward_white"].nan_to_num(9).tolist() == [*rewards_seen[:2], 9, 9]
+    assert scores.parts["reward_black"].nan_to_num(9).tolist() == [9, 9, *rewards_seen[2:]]
+    assert "reward" not in scores.parts
+
+
 def test_weights_and_clamp() -> None:
     only_best = rewards.PolicyReward(best=1.0, candidates=0.0, evals=0.0)
     text = completion(BLACK_ROW, BLACK_ROW.moves, BLACK_ROW.evals_cp, BLACK_ROW.moves[-1])

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rookexp.chess_text import Annotation
+from rookexp.chess_text import Annotation, build_p
 from rookexp.errors import DataError
+from rookexp.rewards.chess import PolicyReward
 from rookexp.tasks.rookworld import PolicyTask, load_annotations
 
 
@@ -63,6 +64,18 @@ def test_prompt_carries_text_ids_and_annotation(folder: Path) -> None:
     assert bare.answer == Annotation(chess.STARTING_FEN, ("a2a3", "a2a4", "b1a3", "b1c3", "b2b3"), (50, 20, 20, 0, -9))
     (padded,) = task_of(positions, prompts=1, order="fixed", style="padded_prefill").select(0)
     assert padded.text == f"P: {chess.STARTING_FEN:<90}M:"
+
+
+@pytest.mark.parametrize("style", ["bare", "padded_prefill"])
+def test_gold_completes_the_document_and_earns_the_most(folder: Path, style: str) -> None:
+    task = task_of(write(folder / "gold.jsonl", rows_of(9)), style=style)
+    prompts = task.prompts()
+    whole = [prompt.text + task.gold(prompt) for prompt in prompts]
+    for prompt, text in zip(prompts, whole, strict=True):
+        row = prompt.answer
+        assert text == build_p(row.fen, row.moves, row.evals_cp, row.moves[0])
+    reward = PolicyReward(best=0.5, candidates=0.3, evals=0.2)
+    assert reward.score(prompts, [task.gold(prompt) for prompt in prompts]).rewards.tolist() == pytest.approx([1] * 8)
 
 
 def test_fixed_batch_is_the_same_in_every_step(folder: Path) -> None:

@@ -20,7 +20,7 @@ from rookexp.stop import Stop
 from rookexp.track import JsonlTracker
 
 TINY = "model=fresh_nano model.n_layer=1 model.n_head=2 model.n_embd=16 hardware=cpu hardware.precision=fp32"
-TRAIN = f"debug=fast {TINY} optim.lr=0.01 kl.coef=0.5 kl.warmup_steps=1 hardware.threads=1 steps=4"
+TRAIN = f"debug=fast {TINY} optim.lr=0.01 kl.coef=0.5 kl.warmup=1 hardware.threads=1 steps=4"
 PRETRAIN = f"{TINY} hardware.threads=1 corpus=corpus steps=4 save_every=2 eval_every=1 batch_documents=3"
 TIMING = ("step_s", "tokens_per_s")
 NEWEST = "checkpoints/step-000004"

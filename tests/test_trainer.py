@@ -10,32 +10,46 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import PROMPTS, Ask, Letters, Record, Vowels, flat, gradient, grpo, nudged, policy, shuffled, trainer
+from tiny import PROMPTS, Ask, Letters, Record, Vowels, flat, gae, gradient, grpo, nudged, policy, shuffled, trainer
 from torch import Tensor, nn
 
-from rookexp import checkpoint, kl, losses
+from rookexp import aggregation, checkpoint, coefficients, kl, losses
 from rookexp.baselines import GroupMean
 from rookexp.errors import ConfigError, TrainingDiverged
 from rookexp.evaluation import Greedy
 from rookexp.models.gpt2 import GPT2
+from rookexp.reference import EmaSync
 from rookexp.schedule import Cosine
 from rookexp.types import Experience, LossTerms
 
-AGGREGATIONS = [losses.token_mean, losses.sequence_mean, losses.constant_length]
+AGGREGATIONS = list(aggregation.BY_NAME.values())
+
+
+# Of each: what is summed over rows, over tokens, and over what a row's tokens share.
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"policy_loss": losses.Luspo(clip_low=0.05, clip_high=0.04), "divergence": kl.TYPES["ratio_k3"]},
+    {"policy_loss": losses.GspoToken(clip_low=0.05, clip_high=0.04), "baseline": gae()},
+    {"policy_loss": losses.Vespo(k_positive=2.0, lambda_positive=3.0, k_negative=3.0, lambda_negative=2.0),
+     "divergence": kl.TYPES["k3"], "truncated": "masked"},
+]  # fmt: skip
 
 
 def collected(model: GPT2, **changes: Any) -> tuple[Any, Experience]:
     """An objective with all terms on, and experience from a policy that has moved since."""
     objective = grpo(model, single_update=False, **changes)
+    if objective.value_head is not None:
+        objective.value_head.to(model.wte.weight.dtype)
+        nudged(objective.value_head, 0.5)
     experience, _ = objective.collect(0)
     nudged(model, 0.05)
     return objective, experience
 
 
-def updated(aggregation: Any, *, shuffle: bool = False, **changes: Any) -> tuple[Tensor, dict[str, float]]:
+def updated(aggregation: Any, *, shuffle: bool = False, variant: int = 0, **changes: Any) -> Any:
     """How far one update moves the parameters, and its metrics, in double precision."""
     model = policy().double()
-    objective, experience = collected(model, aggregation=aggregation)
+    objective, experience = collected(model, aggregation=aggregation, **VARIANTS[variant])
     before = flat(model)
     metrics = trainer(model, objective, **changes).update(0, shuffled(experience) if shuffle else experience)
     return flat(model) - before, metrics
@@ -44,24 +58,26 @@ def updated(aggregation: Any, *, shuffle: bool = False, **changes: Any) -> tuple
 # ---- the cut --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("aggregation", AGGREGATIONS, ids=lambda f: f.__name__)
-def test_neither_micro_batches_nor_the_order_of_rows_change_anything(aggregation: Any) -> None:
-    whole, metrics = updated(aggregation)
+@pytest.mark.parametrize(("aggregation", "variant"), list(zip(AGGREGATIONS, range(4), strict=True)))
+def test_neither_micro_batches_nor_the_order_of_rows_change_anything(aggregation: Any, variant: int) -> None:
+    whole, metrics = updated(aggregation, variant=variant)
     model = policy().double()
-    objective, experience = collected(model, aggregation=aggregation)
+    objective, experience = collected(model, aggregation=aggregation, **VARIANTS[variant])
     terms = objective.loss(experience)
     expected = -gradient(model, terms.total)
     assert metrics["loss"] == pytest.approx(terms.total.item(), rel=1e-6)
-    assert metrics["policy_loss"] == pytest.approx(terms.parts["policy_loss"].item(), rel=1e-6)
+    names = {"policy", "kl", "entropy"} | ({"value"} if objective.value_head else set())
+    assert {name for name in metrics if name.startswith("loss/")} == {f"loss/{name}" for name in names}
+    for name, term in terms.terms.items():
+        assert metrics[f"loss/{name}"] == pytest.approx(term.item(), rel=1e-6)
     for name, values in terms.per_token.items():
         expected_value = values.max() if name == "ratio/max" else values.mean()
         assert metrics[name] == pytest.approx(expected_value.item(), rel=1e-6, abs=1e-9)
     assert torch.allclose(whole, expected, atol=1e-12 * float(expected.abs().max()), rtol=1e-9)
-    for micro_batch in (1, 2, 5, 11):
-        for shuffle in (False, True):
-            moved, others = updated(aggregation, micro_batch=micro_batch, shuffle=shuffle)
-            assert torch.allclose(moved, whole, atol=1e-12 * float(whole.abs().max()), rtol=1e-9)
-            assert others == pytest.approx(metrics, rel=1e-6, abs=1e-9)
+    for micro_batch, shuffle in ((1, False), (2, True), (5, True), (11, False)):
+        moved, others = updated(aggregation, micro_batch=micro_batch, shuffle=shuffle, variant=variant)
+        assert torch.allclose(moved, whole, atol=1e-12 * float(whole.abs().max()), rtol=1e-9)
+        assert others == pytest.approx(metrics, rel=1e-6, abs=1e-9)
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS, ids=lambda f: f.__name__)
@@ -86,9 +102,9 @@ class Linear:
 
     def loss(self, micro: Experience) -> LossTerms:
         self.steps[-1] += micro.tokens[:, 0].tolist()
-        return LossTerms((self.table[micro.tokens[:, 0]].sum(1) * micro.weights[:, 1]).sum(), {}, {})
+        return LossTerms({"linear": (self.table[micro.tokens[:, 0]].sum(1) * micro.weights[:, 1]).sum()}, {})
 
-    def observe(self, metrics: Mapping[str, float]) -> dict[str, float]:
+    def observe(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
         return {}
 
 
@@ -105,7 +121,7 @@ def linear_update(step: int = 0, **changes: Any) -> tuple[list[list[int]], Tenso
     weights = torch.zeros(10, 2)
     weights[:, 1] = torch.arange(1, 11)
     experience = Experience(
-        torch.arange(10)[:, None].expand(10, 2), weights, weights, weights, torch.ones(10), *torch.zeros(2, 10).long()
+        torch.arange(10)[:, None].expand(10, 2), *[weights] * 5, torch.ones(10), *torch.zeros(2, 10).long()
     )
     before = flat(model)
     optimizer = Counting(model.parameters(), lr=1.0)
@@ -180,9 +196,9 @@ def test_more_minibatches_than_rows_are_refused() -> None:
 
 
 def test_long_gradients_are_scaled_down_and_logged_as_they_were() -> None:
-    free, metrics = updated(losses.token_mean)
+    free, metrics = updated(aggregation.token_mean)
     assert metrics["grad_norm"] == pytest.approx(float(free.norm()), rel=1e-6)
-    clipped, others = updated(losses.token_mean, grad_clip=1e-3)
+    clipped, others = updated(aggregation.token_mean, grad_clip=1e-3)
     assert others["grad_norm"] == metrics["grad_norm"]
     assert float(clipped.norm()) == pytest.approx(1e-3, rel=1e-3)
     assert torch.allclose(clipped / clipped.norm(), free / free.norm(), atol=1e-9)
@@ -215,7 +231,7 @@ def test_the_rate_of_step_s_is_that_of_the_schedule_at_s() -> None:
     assert [row["lr"] for row in record.rows] == expected
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("value", [math.inf, -math.inf])
 def test_a_gradient_that_is_not_finite_ends_the_run_before_the_weights_move(value: float) -> None:
     class Late(Vowels):
         def score(self, prompts: Any, texts: Any) -> Any:
@@ -243,6 +259,67 @@ def test_a_gradient_that_is_not_finite_ends_the_run_before_the_weights_move(valu
     assert {float(state["step"]) for state in optimizer.state.values()} == {2.0}
 
 
+# ---- diagnostics ----------------------------------------------------------------------------------------------------
+
+
+def both(objective: Any, optimizer: type[torch.optim.Optimizer] = torch.optim.SGD, **changes: Any) -> Any:
+    """A trainer of policy and value head."""
+    groups: list[dict[str, Any]] = [{"params": list(objective.policy.parameters())}]
+    groups += [{"params": list(head.parameters()), "lr": rate} for head, rate in objective.heads.items()]
+    return trainer(objective.policy, objective, optimizer(groups, lr=0.1), lr=None, **changes)
+
+
+@pytest.mark.parametrize("micro_batch", [100, 5])
+def test_shares_of_the_gradient_are_those_of_the_terms_norms(micro_batch: int) -> None:
+    model = policy().double()
+    objective, experience = collected(model, baseline=gae())
+    modules = (model, objective.value_head)
+    terms = objective.loss(experience).terms
+    norms = {name: float(torch.cat([gradient(m, term) for m in modules]).norm()) for name, term in terms.items()}
+    before = torch.cat([flat(m) for m in modules])
+    metrics = both(objective, micro_batch=micro_batch, diagnose_every=1).update(0, experience)
+    after = torch.cat([flat(m) for m in modules])
+    shares = {name.removeprefix("grad_share/"): v for name, v in metrics.items() if name.startswith("grad_share/")}
+    assert shares == pytest.approx({name: norm / sum(norms.values()) for name, norm in norms.items()}, rel=1e-5)
+    assert shares.keys() == {"policy", "kl", "entropy", "value"}
+    assert sum(shares.values()) == pytest.approx(1)
+    assert min(shares.values()) > 1e-3
+    assert metrics["update_ratio"] == pytest.approx(float((after - before).norm() / before.norm()), rel=1e-5)
+
+
+def test_the_update_ratio_is_that_of_all_optimizer_steps_and_the_shares_are_of_the_first() -> None:
+    model = policy().double()
+    objective, experience = collected(model)
+    first = both(objective, diagnose_every=1, inner_epochs=1, minibatches=1)
+    before = flat(model)
+    shares = {k: v for k, v in first.update(0, experience).items() if k.startswith("grad_share/")}
+    model.load_state_dict(policy().state_dict())
+    nudged(model, 0.05)
+    metrics = both(objective, diagnose_every=1, inner_epochs=3).update(0, experience)
+    assert {name: metrics[name] for name in shares} == pytest.approx(shares, rel=1e-6)
+    assert metrics["update_ratio"] == pytest.approx(float((flat(model) - before).norm() / before.norm()), rel=1e-5)
+
+
+def test_diagnoses_come_every_so_many_steps_and_change_nothing() -> None:
+    found = []
+    for every in (None, 2):
+        run = Run(5, actor_critic=True)
+        run.trainer.diagnose_every = every
+        run.trainer.fit()
+        found.append(run)
+    never, sometimes = found
+    assert torch.equal(flat(never.model), flat(sometimes.model))
+    assert torch.equal(flat(never.objective.value_head), flat(sometimes.objective.value_head))
+    told = [{k for k in row if k.startswith("grad_share/") or k == "update_ratio"} for row in sometimes.record.rows]
+    shares = {"grad_share/policy", "grad_share/entropy", "grad_share/value", "update_ratio"}
+    assert [row["step"] for row, names in zip(sometimes.record.rows, told, strict=True) if names == shares] == [2, 4]
+    assert [bool(names) for names in told] == [False, False, True, False, True, False]
+    for row, names in zip(sometimes.record.rows, told, strict=True):
+        for name in names:
+            del row[name]
+    assert repr(never.record.timeless()) == repr(sometimes.record.timeless())
+
+
 # ---- the run --------------------------------------------------------------------------------------------------------
 
 
@@ -265,28 +342,47 @@ def test_what_happens_at_which_step() -> None:
     assert record.rows[0] == {"step": 0, "eval/reward": 0.0}
     assert [row["step"] for row in record.rows if "eval/reward" in row] == evaluated
     names = {"reward/mean", "reward/first", "frac_reward_zero_std", "completions/mean_length", "kl", "kl_coef"}
-    names |= {"kl_share", "entropy", "loss", "policy_loss", "grad_norm", "ratio/max", "lr", "tokens_per_s", "step_s"}
+    names |= {"kl_share", "entropy", "loss", "loss/policy", "grad_norm", "ratio/max", "lr", "tokens_per_s", "step_s"}
     assert all(names <= row.keys() for row in record.rows[1:])
     assert all(isinstance(value, (int, float)) for row in record.rows for value in row.values())
 
 
-class Run:
-    """A run with everything that has a state: AdamW, a KL warm-up, a moving task, several updates a step."""
+# What has a state besides: a value head with its moments, a reference that follows, a coefficient that is steered.
+ACTOR_CRITIC: dict[str, Any] = {
+    "baseline": gae(whiten=True, value_lr=0.02),
+    "divergence": kl.TYPES["k1"],
+    "kl_placement": "reward",
+    "reference_sync": EmaSync(decay=0.5, every=2),
+    "dead_groups": "resampled",
+    "overlong_buffer": 3,
+}
 
-    def __init__(self, steps: int, *, loud: bool = True) -> None:
+
+class Run:
+    """A run with everything that has a state: AdamW, a coefficient, a moving task, several updates a step."""
+
+    def __init__(self, steps: int, *, loud: bool = True, actor_critic: bool = False) -> None:
         self.model = policy()
         self.record = Record()
         self.completions: list[Sequence[Any]] = []
+        changes: dict[str, Any] = {
+            "coefficient": coefficients.WarmupKL(coef=0.3, warmup=3, unit="steps", shape="linear"),
+            "baseline": GroupMean(std="sample", std_eps=1e-4, std_floor=0.05),
+            "divergence": kl.TYPES["symmetric"],
+        }
+        if actor_critic:
+            bounds = {"error_clip": 0.5, "horizon": 12, "min_coef": 0.1, "max_coef": 0.9}
+            changes = ACTOR_CRITIC | {"coefficient": coefficients.ProportionalKL(coef=0.3, target_nats=0.01, **bounds)}
         self.objective = grpo(
             self.model,
             task=Ask(PROMPTS, moving=True),
-            coefficient=kl.WarmupKL(coef=0.3, warmup_steps=3, shape="linear"),
-            baseline=GroupMean(std="sample", std_eps=1e-4, std_floor=0.05),
-            divergence=kl.symmetric,
             single_update=False,
             on_completions=lambda step, rows: self.completions.append(list(rows)) if loud else None,
+            **changes,
         )
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1.0, weight_decay=0.1)
+        groups: list[dict[str, Any]] = [{"params": list(self.model.parameters())}]
+        groups += [{"params": list(head.parameters()), "lr": rate} for head, rate in self.objective.heads.items()]
+        self.optimizer = torch.optim.AdamW(groups, lr=3e-3, weight_decay=0.1)
         prompts = Ask(PROMPTS).select(0)
         parts: dict[str, Any] = {"tokenizer": Letters(), "prompts": prompts, "reward": Vowels(), "max_new_tokens": 4}
         greedy = Greedy(policy=self.model, autocast=torch.no_grad, **parts)
@@ -294,7 +390,7 @@ class Run:
             self.model,
             self.objective,
             self.optimizer,
-            lr=3e-3,
+            lr=None,
             schedule=Cosine(total_steps=5, warmup_steps=1, floor_ratio=0.0).factor,
             steps=steps,
             inner_epochs=2,
@@ -324,9 +420,9 @@ def test_logging_changes_nothing() -> None:
     assert not torch.equal(flat(loud.model), start)
 
 
-@pytest.mark.parametrize("killed", [1, 3, 4])
-def test_killed_and_resumed_equals_straight_bitwise(tmp_path: Path, killed: int) -> None:
-    straight, first, second = Run(5), Run(killed), Run(5)
+@pytest.mark.parametrize(("killed", "actor_critic"), [(1, False), (4, False), (1, True), (3, True)])
+def test_killed_and_resumed_equals_straight_bitwise(tmp_path: Path, killed: int, actor_critic: bool) -> None:
+    straight, first, second = (Run(steps, actor_critic=actor_critic) for steps in (5, killed, 5))
     straight.trainer.fit()
     first.trainer.schedule = straight.trainer.schedule
     first.trainer.fit()
@@ -346,14 +442,27 @@ def test_killed_and_resumed_equals_straight_bitwise(tmp_path: Path, killed: int)
     assert restored.step == killed
     second.trainer.fit(restored.step)
     assert torch.equal(flat(second.model), flat(straight.model))
+    for name, module in straight.objective.modules.items():
+        ours, theirs = second.objective.modules[name].state_dict(), module.state_dict()
+        assert all(torch.equal(ours[key], value) for key, value in theirs.items())
     assert second.record.timeless() == straight.record.timeless()[killed + 1 :]
     assert repr(second.completions) == repr(straight.completions[killed:])  # NaN is not equal to itself
-    assert [row["kl_coef"] for row in straight.record.rows[1:]] == pytest.approx([0, 0.1, 0.2, 0.3, 0.3])
+    coefs = [row["kl_coef"] for row in straight.record.rows[1:]]
+    if not actor_critic:
+        assert coefs == pytest.approx([0, 0.1, 0.2, 0.3, 0.3])
+        return
+    assert straight.objective.modules.keys() == {"baseline", "coefficient", "reference", "value_head"}
+    assert len(set(coefs)) > 2, "else the coefficient has no state worth saving"
+    reference: Any = straight.objective.reference
+    assert not torch.equal(flat(reference), flat(policy())), "else the reference has none"
+    assert flat(straight.objective.value_head).any()
+    rates = [group["lr"] for group in straight.optimizer.param_groups]
+    assert rates[1] / rates[0] == pytest.approx(0.02 / 3e-3)  # the schedule moves both
 
 
 def test_two_runs_are_equal_and_another_seed_is_not() -> None:
     first, second, other = Run(2), Run(2), Run(2)
-    other.objective.seed = 1
+    other.objective.source.seed = 1
     for run in (first, second, other):
         run.trainer.fit()
     assert first.record.timeless() == second.record.timeless()

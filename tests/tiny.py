@@ -8,13 +8,15 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from rookexp import kl, losses
+from rookexp import aggregation, coefficients, kl, losses
 from rookexp.baselines import GroupMean
 from rookexp.generate import Sampling
 from rookexp.models.gpt2 import GPT2, GPT2Config
 from rookexp.objectives.grpo import GRPO
+from rookexp.reference import Never
+from rookexp.returns import Gae
 from rookexp.trainer import Trainer
 from rookexp.types import Experience, Prompt, Scores
 
@@ -89,15 +91,20 @@ def grpo(model: Any, **changes: Any) -> GRPO:
         "task": Ask(PROMPTS),
         "reward": Vowels(),
         "baseline": GroupMean(std="none", std_eps=0.0, std_floor=0.0),
-        "coefficient": kl.FixedKL(coef=0.1),
-        "divergence": kl.forward,
-        "aggregation": losses.token_mean,
+        "coefficient": coefficients.FixedKL(coef=0.1),
+        "divergence": kl.TYPES["forward"],
+        "policy_loss": losses.Clip(clip_low=0.2, clip_high=0.28),
+        "aggregation": aggregation.token_mean,
+        "reference_sync": Never(),
         "sampling": Sampling(temperature=temperature, top_k=None, top_p=None, max_new_tokens=LONGEST),
         "group_size": 4,
-        "clip_low": 0.2,
-        "clip_high": 0.28,
+        "kl_placement": "loss",
         "entropy_coef": 0.05,
         "advantage_clip": None,
+        "dead_groups": "kept",
+        "max_resamples": 2,
+        "truncated": "kept",
+        "overlong_buffer": None,
         "single_update": True,
         "exact_sampler": True,
         "seed": 0,
@@ -106,6 +113,12 @@ def grpo(model: Any, **changes: Any) -> GRPO:
         "on_completions": lambda step, rows: None,
     }
     return GRPO(**arguments | changes)
+
+
+def gae(**changes: Any) -> Gae:
+    """PPO's baseline; everything that it can do without standardising, unless changed."""
+    arguments: dict[str, Any] = {"gamma": 0.9, "lam": 0.8, "whiten": False, "bootstrap": "value", "value_lr": 0.5}
+    return Gae(**arguments | {"value_coef": 0.3, "value_clip": 0.2, "detach": False} | changes)
 
 
 class Record:
@@ -122,13 +135,22 @@ class Record:
         return [{k: v for k, v in row.items() if k not in ("step_s", "tokens_per_s")} for row in self.rows]
 
 
-def trainer(model: Any, objective: Any, optimizer: torch.optim.Optimizer | None = None, **changes: Any) -> Trainer:
-    """Plain gradient descent at rate 1 without clipping, so that parameters move by the gradient."""
+def trainer(
+    model: Any,
+    objective: Any,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    lr: float | None = 1.0,
+    **changes: Any,
+) -> Trainer:
+    """Plain gradient descent at rate `lr` (None: the optimizer's own) without clipping: what moves is the gradient."""
+    optimizer = optimizer or torch.optim.SGD(model.parameters())
+    for group in optimizer.param_groups:
+        group["lr"] = group["lr"] if lr is None else lr
     arguments: dict[str, Any] = {
         "policy": model,
         "objective": objective,
-        "optimizer": optimizer or torch.optim.SGD(model.parameters(), lr=99.0),
-        "lr": 1.0,
+        "optimizer": optimizer,
         "schedule": lambda step: 1.0,
         "steps": 2,
         "inner_epochs": 1,
@@ -139,13 +161,14 @@ def trainer(model: Any, objective: Any, optimizer: torch.optim.Optimizer | None 
         "tracker": Record(),
         "evaluate": None,
         "eval_every": 1,
+        "diagnose_every": None,
         "save": None,
         "save_every": 1,
     }
     return Trainer(**arguments | changes)
 
 
-def nudged(model: GPT2, size: float = 0.02) -> None:
+def nudged(model: nn.Module, size: float = 0.02) -> None:
     """Moves every weight a little, so that the policy is no longer the one that sampled."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -153,7 +176,7 @@ def nudged(model: GPT2, size: float = 0.02) -> None:
             parameter.add_(size * torch.randn(parameter.shape, generator=generator).to(parameter.dtype))
 
 
-def gradient(model: GPT2, total: Tensor) -> Tensor:
+def gradient(model: nn.Module, total: Tensor) -> Tensor:
     """The gradient of `total` at all parameters, flat; 0 where it does not reach."""
     parameters = list(model.parameters())
     found = torch.autograd.grad(total, parameters, allow_unused=True, retain_graph=True)
@@ -161,7 +184,7 @@ def gradient(model: GPT2, total: Tensor) -> Tensor:
     return torch.cat([torch.zeros_like(p).flatten() if g is None else g.flatten() for p, g in pairs])
 
 
-def flat(model: GPT2) -> Tensor:
+def flat(model: nn.Module) -> Tensor:
     """A copy of all parameters."""
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 

@@ -138,15 +138,23 @@ class Block(nn.Module):
 
     def qkv(self, x: Float[Tensor, "n t d"]) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each (N, H, T, D/H)."""
-        n, t, d = x.shape
-        qkv = self.c_attn(self.ln_1(x)).view(n, t, 3, self.n_head, d // self.n_head)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-        return q, k, v
+        return self.heads(self.c_attn(self.ln_1(x)))
 
-    def finish(self, x: Float[Tensor, "n t d"], attended: Tensor) -> Float[Tensor, "n t d"]:
-        """The block's output from its input and the heads' values (N, H, T, D/H)."""
-        x = x + self.attn_proj(attended.transpose(1, 2).reshape(x.shape))
+    def heads(self, qkv: Float[Tensor, "n t k"]) -> tuple[Tensor, Tensor, Tensor]:
+        """The projection (N, T, 3 D) apart: queries, keys and values, each (N, H, T, D/H)."""
+        n, t, k = qkv.shape
+        q, k_, v = qkv.view(n, t, 3, self.n_head, k // 3 // self.n_head).permute(2, 0, 3, 1, 4).unbind(0)
+        return q, k_, v
+
+    def finish(self, x: Float[Tensor, "*n d"], attended: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
+        """The block's output from its input and the heads' values, joined."""
+        x = x + self.attn_proj(attended)
         return x + self.mlp_proj(F.gelu(self.c_fc(self.ln_2(x)), approximate="tanh"))
+
+
+def joined(heads: Float[Tensor, "n h t w"]) -> Float[Tensor, "n t d"]:
+    """The heads' values of each token side by side."""
+    return heads.transpose(1, 2).flatten(2)
 
 
 class GPT2(nn.Module):
@@ -182,7 +190,7 @@ class GPT2(nn.Module):
         x = self.wte(tokens) + self.wpe.weight[: tokens.shape[1]]
         for block in self.blocks:
             q, k, v = block.qkv(x)
-            x = block.finish(x, attention(q, k, v))
+            x = block.finish(x, joined(attention(q, k, v)))
         return self.ln_f(x)
 
     def hidden_after(
@@ -191,28 +199,35 @@ class GPT2(nn.Module):
         lengths: Int[Tensor, " p"],
         owner: Int[Tensor, " n"],
         completions: Int[Tensor, "n c"],
+        sizes: Int[Tensor, " n"],
     ) -> Float[Tensor, "n c d"]:
         """Final hidden states that predict completion tokens: [:, 0] is the prompt's last, [:, j] token j - 1's.
 
-        Row n continues prompt `owner[n]`; a prompt is computed once, however many rows continue it. The same values as
-        `hidden` on the joined rows, up to rounding.
+        Row n continues prompt `owner[n]` by `sizes[n]` tokens; what stands after those means nothing. A prompt is
+        computed once, however many rows continue it, and padding only where tokens look at each other: rows of unlike
+        lengths cost no more than their tokens. The same values as `hidden` on the joined rows, up to rounding.
         """
         (n, c), size = completions.shape, prompts.shape[1]
         columns = torch.arange(max(size, c - 1), device=prompts.device)
         x = self.wte(prompts) + self.wpe.weight[:size]
-        positions = (lengths[owner, None] + columns[: c - 1]).clamp(max=self.config.n_positions - 1)  # of padding, too
-        y = self.wte(completions[:, :-1]) + self.wpe(positions)
+        at = (columns[: c - 1] < sizes[:, None] - 1).flatten().nonzero()[:, 0]  # (M,) tokens that predict another one
+        positions = lengths[owner[at // max(c - 1, 1)]] + at % max(c - 1, 1)
+        y = self.wte(completions[:, :-1].flatten()[at]) + self.wpe(positions)  # (M, D)
+
+        def padded(flat: Tensor) -> Tensor:
+            return flat.new_zeros(n * (c - 1), flat.shape[1]).index_copy(0, at, flat).view(n, c - 1, flat.shape[1])
+
         on_prompt = (columns[:size] < lengths[:, None])[owner, None].expand(n, c - 1, size)
         on_own = (columns[: c - 1, None] >= columns[: c - 1]).expand(n, -1, -1)
         mask = torch.cat((on_prompt, on_own), -1)[:, None]  # (N, 1, C - 1, S + C - 1)
         for block in self.blocks:
             q, k, v = block.qkv(x)
-            x = block.finish(x, attention(q, k, v))
-            own_q, own_k, own_v = block.qkv(y)
+            x = block.finish(x, joined(attention(q, k, v)))
+            own_q, own_k, own_v = block.heads(padded(block.c_attn(block.ln_1(y))))
             keys, values = torch.cat((k[owner], own_k), 2), torch.cat((v[owner], own_v), 2)
-            y = block.finish(y, attention(own_q, keys, values, mask))
+            y = block.finish(y, joined(attention(own_q, keys, values, mask)).flatten(0, 1)[at])
         last = x[torch.arange(len(prompts), device=x.device), lengths - 1]
-        return self.ln_f(torch.cat((last[owner, None], y), 1))
+        return self.ln_f(torch.cat((last[owner, None], padded(y)), 1))
 
     def logits(self, hidden: Float[Tensor, "*n d"]) -> Float[Tensor, "*n v"]:
         """Logits over the vocabulary."""
@@ -231,7 +246,7 @@ class GPT2(nn.Module):
             q, k, v = block.qkv(x)
             keys.append(k.float())
             values.append(v.float())
-            x = block.finish(x, attention(q, k, v))
+            x = block.finish(x, joined(attention(q, k, v)))
         last = x[torch.arange(len(tokens), device=tokens.device), lengths - 1]
         return self.ln_f(last), KVCache(torch.stack(keys), torch.stack(values), lengths, group_size, capacity)
 
@@ -241,6 +256,6 @@ class GPT2(nn.Module):
         positions = cache.positions.clamp(max=self.config.n_positions - 1)
         x = (self.wte(tokens) + self.wpe(positions))[:, None]
         for layer, block in enumerate(self.blocks):
-            x = block.finish(x, cache.attend(layer, *block.qkv(x)))
+            x = block.finish(x, joined(cache.attend(layer, *block.qkv(x))))
         cache.added += 1
         return self.ln_f(x[:, 0])

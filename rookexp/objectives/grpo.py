@@ -1,7 +1,8 @@
-"""Group Relative Policy Optimization: sample G completions a prompt, compare them within the group, update.
+"""Policy-gradient training on groups of completions: sample, score, turn rewards into advantages, update.
 
-Source: Shao et al. 2024 (arXiv 2402.03300). Every distribution, of policy and reference, sampled or scored, is
-softmax(logits / temperature).
+With a group baseline and the clipped loss it is GRPO (Shao et al. 2024, arXiv 2402.03300), with `returns.Gae` PPO.
+The policy loss, the divergence and its coefficient, the baseline, the aggregation and the way of the reference are
+objects of their own. Every distribution, of policy and reference, sampled or scored, is softmax(logits / temperature).
 """
 
 from __future__ import annotations
@@ -9,57 +10,31 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Protocol, runtime_checkable
+from dataclasses import fields, replace
+from typing import Annotated, Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge, Gt
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from rookexp import baselines, generate, losses, ops
-from rookexp.kl import Coefficient
-from rookexp.types import Experience, LossTerms, Policy, Prompt, Rollouts, Scores
+from rookexp import baselines, generate, kl, losses, ops, returns, shaping
+from rookexp.coefficients import Coefficient
+from rookexp.errors import ConfigError
+from rookexp.objectives.critic import ValueHead
+from rookexp.objectives.places import completions_of
+from rookexp.objectives.rollout_metrics import completion_rows, rollout_metrics
+from rookexp.objectives.rollouts import Codec, RolloutSource, SamplingPolicy, Task
+from rookexp.reference import Sync
+from rookexp.returns import Advantages, Baseline, TokenRewards
+from rookexp.types import Experience, LossTerms, Policy, Reward, Rollouts
 
-Aggregation = Callable[..., Tensor]  # (mask (N, T), max_new_tokens=) to weights (N, T): see rookexp.losses
-
-
-@runtime_checkable
-class SamplingPolicy(Policy, generate.Decoder, Protocol):
-    """A policy that can be trained and sampled from."""
-
-
-@runtime_checkable
-class Task(Protocol):
-    """What the policy is asked."""
-
-    def select(self, step: int) -> tuple[Prompt, ...]:
-        """The P problems of a step."""
-
-
-@runtime_checkable
-class Reward(Protocol):
-    """What completions are worth."""
-
-    def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
-        """Scores of N = P x G completions, prompt-major."""
-
-
-@runtime_checkable
-class Codec(Protocol):
-    """Token ids to text."""
-
-    @property
-    def eot_id(self) -> int:
-        """The id that ends a completion."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, without special tokens."""
+Aggregation = Callable[..., Tensor]  # (mask (N, T), max_new_tokens=) to weights (N, T): see rookexp.aggregation
 
 
 class GRPO:
-    """Clipped policy gradient with group advantages, an exact divergence from a frozen reference, and entropy."""
+    """Policy loss + beta divergence - entropy_coef entropy (+ a value loss), each token weighted by the aggregation."""
 
     def __init__(
         self,
@@ -68,16 +43,21 @@ class GRPO:
         tokenizer: Codec,
         task: Task,
         reward: Reward,
-        baseline: nn.Module,
+        baseline: Baseline,
         coefficient: Coefficient,
-        divergence: ops.Divergence,
+        divergence: kl.Exact | kl.Sampled,
+        policy_loss: losses.PolicyLoss,
         aggregation: Aggregation,
+        reference_sync: Sync,
         sampling: generate.Sampling,
-        group_size: Annotated[int, Ge(2)],
-        clip_low: Annotated[float, Gt(0), Lt(1)],
-        clip_high: Annotated[float, Gt(0)],
+        group_size: Annotated[int, Ge(1)],
+        kl_placement: Literal["loss", "reward"],
         entropy_coef: Annotated[float, Ge(0)],
         advantage_clip: Annotated[float, Gt(0)] | None,
+        dead_groups: Literal["kept", "dropped", "resampled"],
+        max_resamples: Annotated[int, Ge(1)],
+        truncated: Literal["kept", "masked"],
+        overlong_buffer: Annotated[int, Ge(1)] | None,
         single_update: bool,
         exact_sampler: bool,
         seed: int,
@@ -86,242 +66,279 @@ class GRPO:
         on_completions: Callable[[int, Sequence[dict[str, Any]]], None],
     ) -> None:
         self.policy = policy
-        self.tokenizer = tokenizer
-        self.task = task
-        self.reward = reward
         self.baseline = baseline
         self.coefficient = coefficient
         self.divergence = divergence
+        self.policy_loss = policy_loss
         self.aggregation = aggregation
+        self.reference_sync = reference_sync
         self.sampling = sampling
         self.group_size = group_size
-        self.clip_low = clip_low
-        self.clip_high = clip_high
+        self.kl_in_reward = kl_placement == "reward"
         self.entropy_coef = entropy_coef
         self.advantage_clip = advantage_clip
+        self.dead_groups = dead_groups
+        self.mask_truncated = truncated == "masked"
         self.single_update = single_update
         self.exact_sampler = exact_sampler
-        self.seed = seed
         self.autocast = autocast
         self.head_chunk = head_chunk
         self.on_completions = on_completions
+        self._refuse_what_cannot_work(overlong_buffer)
+        self.source = RolloutSource(
+            policy=policy,
+            tokenizer=tokenizer,
+            task=task,
+            reward=reward,
+            sampling=sampling,
+            group_size=group_size,
+            resamples=max_resamples if dead_groups == "resampled" else 0,
+            overlong_buffer=overlong_buffer,
+            seed=seed,
+            autocast=autocast,
+        )
+        self.measured = divergence.formula if isinstance(divergence, kl.Exact) else kl.forward
         self.modules: dict[str, nn.Module] = {"baseline": baseline, "coefficient": coefficient}
         self.reference: SamplingPolicy | None = None
         if coefficient.can_be_nonzero:
             self.reference = copy.deepcopy(policy)
             for parameter in self.reference.parameters():
                 parameter.requires_grad_(False)
+            if reference_sync.moves:
+                self.modules["reference"] = cast("nn.Module", self.reference)
+        self.heads: dict[nn.Module, float] = {}  # what is trained beside the policy, and its learning rate
+        self.value_head: ValueHead | None = None
+        if baseline.needs_values:
+            self.value_head = ValueHead(policy.head_weight.shape[1]).to(policy.head_weight.device)
+            self.modules["value_head"] = self.value_head
+            self.heads[self.value_head] = baseline.value_lr
+
+    def _refuse_what_cannot_work(self, overlong_buffer: int | None) -> None:
+        """Raises: ConfigError for choices that contradict each other, with the reason."""
+        if self.group_size == 1 and self.baseline.needs_groups:
+            raise ConfigError(
+                "grpo.group_size=1: a lone completion has no others to be compared with; allowed: 2 or more, "
+                "or a baseline that does not compare (baseline=ema, none, reinforce_pp or gae)"
+            )
+        if self.policy_loss.whole_rows and not self.baseline.whole_rows:
+            raise ConfigError(
+                f"loss={type(self.policy_loss).__name__} with baseline={type(self.baseline).__name__}: the loss has "
+                "one ratio a completion and needs one advantage a completion, the baseline gives one a token; "
+                "choose loss=gspo_token or clip, or a baseline that compares completions"
+            )
+        limit = self.sampling.max_new_tokens
+        if overlong_buffer is not None and overlong_buffer > limit:
+            raise ConfigError(
+                f"grpo.overlong_buffer={overlong_buffer}: allowed: null, or at most grpo.max_new_tokens={limit}"
+            )
+        if self.group_size == 1 and self.dead_groups != "kept":
+            raise ConfigError(
+                f"grpo.dead_groups={self.dead_groups}: with grpo.group_size=1 every group is dead; allowed: kept"
+            )
 
     # ---- collect ------------------------------------------------------------------------------------------------
 
     def collect(self, step: int) -> tuple[Experience, dict[str, float]]:
         """Samples, scores and compares the step's completions."""
-        rollouts = self.rollouts(step)
-        scores = self.reward.score(rollouts.prompts, rollouts.texts)
+        rollouts, scores, sampled = self.source.collect(step)
         rewards = scores.rewards.view(len(rollouts.prompts), self.group_size)  # (P, G)
-        advantages = self.baseline(rewards)
-        if self.advantage_clip is not None:
-            advantages = baselines.clip_advantages(advantages, self.advantage_clip)
-        self.on_completions(step + 1, completion_rows(rollouts, scores, advantages))
+        metrics = rollout_metrics(rollouts, scores, rewards) | {"completions/sampled": float(sampled)}
+        device = rollouts.mask.device
+        zeros = torch.zeros_like(rollouts.logprobs)
         experience = Experience(
             tokens=rollouts.tokens,
-            weights=self.aggregation(rollouts.mask, max_new_tokens=self.sampling.max_new_tokens),
+            weights=self._weights(rollouts, rewards.to(device)),
             logprobs=rollouts.logprobs,
-            advantages=advantages.to(rollouts.mask.device).view(-1, 1) * rollouts.mask,
+            advantages=zeros,
+            values=zeros,
+            returns=zeros,
             temperature=rollouts.temperature,
-            prompt=torch.arange(len(rollouts.prompts), device=rollouts.mask.device).repeat_interleave(self.group_size),
+            prompt=torch.arange(len(rollouts.prompts), device=device).repeat_interleave(self.group_size),
             prompt_lengths=rollouts.mask.int().argmax(1),
         )
-        metrics = rollout_metrics(rollouts, scores, rewards)
-        if not self.exact_sampler and not self.single_update:
-            old = self._logprobs(experience)
-            error = (old - rollouts.logprobs).abs().sum() / rollouts.mask.sum()
+        rescored = not self.exact_sampler and not self.single_update
+        seen = self._look(experience, rollouts.mask) if rescored or self.value_head or self._pays_kl() else None
+        if seen is not None and rescored:
+            error = (seen["logprobs"] - rollouts.logprobs).abs().sum() / rollouts.mask.sum()
             metrics["sampler/abs_logprob_error"] = float(error)
-            experience = replace(experience, logprobs=old)
+            experience = replace(experience, logprobs=seen["logprobs"])
+        found = self._advantages(rollouts, scores.rewards.to(device), seen)
+        advantages = found.advantages
+        if self.advantage_clip is not None:
+            advantages = baselines.clip_advantages(advantages, self.advantage_clip)
+        per_row = advantages.sum(1) / rollouts.mask.sum(1).clamp(min=1)
+        self.on_completions(step + 1, completion_rows(rollouts, scores, per_row))
+        experience = replace(experience, advantages=advantages)
+        if seen is not None and found.returns is not None:
+            explained = returns.explained_variance(seen["values"], found.returns, rollouts.mask)
+            metrics["value/explained_variance"] = float(explained)
+            experience = replace(experience, values=seen["values"], returns=found.returns)
         return experience, metrics
 
-    def rollouts(self, step: int) -> Rollouts:
-        """The step's completions; every row has a seed of its own."""
-        prompts = self.task.select(step)
-        groups = range(self.group_size)
-        seeds = [ops.seed_of(self.seed, "rollout", step, p, g) for p in range(len(prompts)) for g in groups]
-        with self.autocast():
-            samples = generate.sample(
-                self.policy, [p.ids for p in prompts], seeds, self.sampling, self.tokenizer.eot_id
-            )
-        return Rollouts(
-            tokens=samples.tokens,
-            mask=samples.mask,
-            logprobs=samples.logprobs,
-            temperature=torch.full_like(samples.logprobs[:, 0], self.sampling.temperature),
-            truncated=samples.truncated,
-            prompts=prompts,
-            texts=completion_texts(samples, self.tokenizer),
-            group_size=self.group_size,
-        )
+    def _weights(self, rollouts: Rollouts, rewards: Float[Tensor, "p g"]) -> Float[Tensor, "n t"]:
+        """Each token's weight in the loss; dropped groups are as if they had never been sampled."""
+        mask = shaping.masked_truncated(rollouts.mask, rollouts.truncated) if self.mask_truncated else rollouts.mask
+        if self.dead_groups == "kept":
+            return self.aggregation(mask, max_new_tokens=self.sampling.max_new_tokens)
+        alive = (rewards.amax(1) > rewards.amin(1)).repeat_interleave(self.group_size)  # (N,)
+        weights = torch.zeros_like(rollouts.logprobs)
+        if alive.any():
+            weights[alive] = self.aggregation(mask[alive], max_new_tokens=self.sampling.max_new_tokens)
+        return weights
 
-    def _logprobs(self, experience: Experience) -> Float[Tensor, "n t"]:
-        """Each weighted token's log-prob in the training forward, else 0; a group's rows at a time."""
+    def _advantages(
+        self, rollouts: Rollouts, rewards: Float[Tensor, " n"], seen: Mapping[str, Tensor] | None
+    ) -> Advantages:
+        """What the baseline makes of the rewards, less beta times the divergence where the reward pays it."""
+        paid = returns.at_last_token(rewards, rollouts.mask)
+        if seen is not None and self._pays_kl():
+            paid = paid - self.coefficient.coefficient() * seen["kl"]
+        given = TokenRewards(
+            rewards=paid,
+            mask=rollouts.mask,
+            group_size=self.group_size,
+            tasks=tuple(prompt.task for prompt in rollouts.prompts),
+            values=seen.get("values") if seen else None,
+            truncated=rollouts.truncated,
+            final_values=seen.get("final_values") if seen else None,
+        )
+        return self.baseline.advantages(given)
+
+    def _pays_kl(self) -> bool:
+        """Whether this step's rewards contain the divergence."""
+        return self.kl_in_reward and self.coefficient.coefficient() > 0
+
+    @torch.no_grad()
+    def _look(self, experience: Experience, mask: Tensor) -> dict[str, Tensor]:
+        """What the training forward says of the completions before the update, a group at a time.
+
+        `logprobs`, `kl` (the divergence that the reward pays) and `values`, each (N, T) and 0 off the completions;
+        `final_values` (N,), the value after a row's last token. What nothing needs is left out.
+        """
+        found: dict[str, list[Tensor]] = {}
         n, width = experience.tokens.shape
-        groups = []
-        with torch.no_grad():
-            for index in torch.arange(n).split(self.group_size):
-                rows = experience.rows(index, width)
-                at = rows.predicting()
-                logprobs = self._stats(rows, at, None).logprobs
-                flat = logprobs.new_zeros(len(index) * (width - 1)).index_copy(0, at, logprobs)
-                groups.append(F.pad(flat.view(len(index), -1), (1, 0)))
-        return torch.cat(groups)
+        for index in torch.arange(n, device=mask.device).split(self.group_size):
+            rows = replace(experience.rows(index, width), weights=mask[index].float())
+            at = rows.predicting()
+            stats, _ = self._stats(rows, at, self.reference if self._pays_kl() else None)
+            flat = {"logprobs": stats.logprobs}
+            if stats.kl is not None and stats.ref_logprobs is not None:
+                flat["kl"] = self._penalty(stats, stats.logprobs)
+            for name, values in flat.items():
+                whole = values.new_zeros(len(index) * (width - 1)).index_copy(0, at, values)
+                found.setdefault(name, []).append(F.pad(whole.view(len(index), -1), (1, 0)))
+            if self.value_head is not None:
+                values, final = self._values(rows, mask[index])
+                found.setdefault("values", []).append(values)
+                found.setdefault("final_values", []).append(final)
+        return {name: torch.cat(values) for name, values in found.items()}
+
+    def _values(self, rows: Experience, mask: Tensor) -> tuple[Float[Tensor, "n t"], Float[Tensor, " n"]]:
+        """The value head's prediction before each completion token, and after each row's last one."""
+        assert self.value_head is not None
+        n, width = mask.shape
+        longer = F.pad(mask, (1, 0))  # column t + 1 follows token t
+        wanted = F.pad(mask, (0, 1)) | longer  # (N, T + 1) completion tokens and the place after each row's last one
+        wider = {f.name: F.pad(x, (0, 1)) for f in fields(rows) if (x := getattr(rows, f.name)).dim() == 2}
+        padded = replace(rows, **wider | {"weights": wanted.float()})
+        at = padded.predicting()
+        with self.autocast():
+            predicted = self.value_head(completions_of(padded, at).hidden(self.policy))
+        values = predicted.new_zeros(n * width).index_copy(0, at, predicted).view(n, width)  # of columns 1 to T
+        values = F.pad(values, (1, 0))  # (N, T + 1)
+        final = values.gather(1, (longer * torch.arange(width + 1, device=mask.device)).amax(1, keepdim=True))[:, 0]
+        return ops.zero_outside(values[:, :-1], mask), final
 
     # ---- loss ---------------------------------------------------------------------------------------------------
 
     def loss(self, micro: Experience) -> LossTerms:
-        """Sum over tokens of weight * (clipped policy loss + beta KL - entropy_coef entropy).
+        """Sum over tokens of weight * (policy loss + beta divergence - entropy_coef entropy + value_coef value loss).
 
         The old log-probs are the sampler's where it computes as the training forward does; else, rounding apart, they
         are that forward's: taken before the first of several updates, or, for a single one, from this very forward,
         because the policy that sampled is the policy that is updated; its ratio is exactly 1.
         """
         at = micro.predicting()
-        stats = self._stats(micro, at, self.reference)
+        stats, hidden = self._stats(micro, at, self.reference)
         weights, sampled, advantages = (
             x[:, 1:].flatten()[at] for x in (micro.weights, micro.logprobs, micro.advantages)
         )  # (M,) each
-        logprobs, entropy, kl = stats.logprobs, stats.entropy, stats.kl
+        row = at // (micro.tokens.shape[1] - 1)
+        logprobs, entropy = stats.logprobs, stats.entropy
         old = logprobs.detach() if self.single_update and not self.exact_sampler else sampled
-        beta = self.coefficient.coefficient()
+        beta = 0.0 if self.kl_in_reward else self.coefficient.coefficient()
 
-        policy_loss = ops.weighted_sum(
-            losses.clipped(logprobs, old, advantages, self.clip_low, self.clip_high), weights
-        )
-        total = policy_loss
-        if kl is not None and beta:
-            total = total + beta * ops.weighted_sum(kl, weights)
+        terms = {"policy": ops.weighted_sum(self.policy_loss(logprobs, old, advantages, row), weights)}
+        if stats.kl is not None and beta:
+            terms["kl"] = beta * ops.weighted_sum(self._penalty(stats, old), weights)
         if self.entropy_coef:
-            total = total - self.entropy_coef * ops.weighted_sum(entropy, weights)
+            terms["entropy"] = -self.entropy_coef * ops.weighted_sum(entropy, weights)
 
         per_token = {
             "entropy": entropy.detach(),  # nats, at the sampling temperature
             "ratio/max": (logprobs.detach() - old).exp(),
-            "approx_kl": losses.approx_kl_k3(logprobs, old),  # nats; how far the step has moved the policy already
+            "approx_kl/k1": losses.approx_kl_k1(logprobs, old),  # nats; how far the step has moved the policy already
+            "approx_kl/k3": losses.approx_kl_k3(logprobs, old),
             "advantage/abs_mean": advantages.abs(),
-            **losses.clip_fractions(logprobs, old, advantages, self.clip_low, self.clip_high),
+            **self.policy_loss.clip_flags(logprobs, old, advantages, row),
         }
-        if kl is not None:
-            per_token["kl"] = kl.detach()  # nats, of `divergence`, not multiplied by beta
+        if stats.kl is not None and stats.ref_logprobs is not None:
+            now, ref = logprobs.detach(), stats.ref_logprobs
+            per_token["kl"] = stats.kl.detach()  # nats, exact, not multiplied by beta
+            per_token |= {f"kl/{f.__name__}": f(now, ref, now) for f in (kl.k1, kl.k2, kl.k3)}
         if self.single_update:
             per_token["sampler/abs_logprob_error"] = (logprobs.detach() - sampled).abs()
-        return LossTerms(total, {"policy_loss": policy_loss.detach()}, per_token)
+        if self.value_head is not None:
+            before, targets = (x[:, 1:].flatten()[at] for x in (micro.values, micro.returns))
+            values = self.value_head(hidden.detach() if self.baseline.detach else hidden)
+            value_loss = returns.value_loss(values, before, targets, self.baseline.value_clip)
+            terms["value"] = self.baseline.value_coef * ops.weighted_sum(value_loss, weights)
+            per_token |= {"value/mean": values.detach(), "value/loss": value_loss.detach()}
+        return LossTerms(terms, per_token)
 
-    def _stats(self, rows: Experience, at: Int[Tensor, " m"], reference: Policy | None) -> ops.TokenStats:
-        """Log-prob, entropy and divergence of the tokens that the positions `at` predict."""
+    def _penalty(self, stats: ops.TokenStats, old: Tensor) -> Float[Tensor, " m"]:
+        """The divergence that is penalised, at each token."""
+        assert stats.kl is not None
+        assert stats.ref_logprobs is not None
+        if isinstance(self.divergence, kl.Exact):
+            return stats.kl
+        return self.divergence.formula(stats.logprobs, stats.ref_logprobs, old)
+
+    def _stats(
+        self, rows: Experience, at: Int[Tensor, " m"], reference: Policy | None
+    ) -> tuple[ops.TokenStats, Float[Tensor, "m d"]]:
+        """Log-prob, entropy and divergence of the tokens that the positions `at` predict, and their hidden states."""
         places = completions_of(rows, at)
         with self.autocast():
             hidden = places.hidden(self.policy)
             with torch.no_grad():
                 ref_hidden = None if reference is None else places.hidden(reference)
-            return ops.token_stats(
+            stats = ops.token_stats(
                 hidden,
                 self.policy.head_weight,
                 rows.tokens[:, 1:].flatten()[at],
                 rows.temperature[places.row],
-                divergence=None if reference is None else self.divergence,
+                divergence=None if reference is None else self.measured,
                 ref_hidden=ref_hidden,
                 ref_head_weight=None if reference is None else reference.head_weight,
                 chunk=self.head_chunk,
             )
+        return stats, hidden
 
     # ---- observe ------------------------------------------------------------------------------------------------
 
-    def observe(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """The step's kl_coef and kl_share; then the coefficient sees the step's divergence and may move.
+    def observe(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
+        """The step's kl_coef and kl_share; then the coefficient sees the divergence, and the reference may follow.
 
         kl_coef is the beta that the step's loss used. kl_share = beta KL / (beta KL + mean |A|), in [0, 1], compares
         the penalty with the advantages that pull against it, both as token means. It is no share of the loss, whose
-        policy term is near 0 on-policy whatever its gradient, and none of the gradient's norm, which would take a
-        second backward.
+        policy term is near 0 on-policy whatever its gradient; grad_share/kl is the share of the gradient's norm.
         """
-        if "kl" not in metrics:
+        if self.reference is None or "kl" not in metrics:
             return {}
         beta, kl_nats = self.coefficient.coefficient(), metrics["kl"]
-        self.coefficient.observe(kl_nats)
+        self.coefficient.observe(kl_nats, tokens=int(metrics["tokens"]), rows=int(metrics["completions/sampled"]))
+        self.reference_sync.update(step + 1, cast("nn.Module", self.reference), cast("nn.Module", self.policy))
         penalty = beta * kl_nats
         pull = penalty + metrics["advantage/abs_mean"]
         return {"kl_coef": beta, "kl_share": penalty / pull if pull else 0.0}
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """M tokens of completions whose prompts stand apart, so that a prompt is computed once for all its rows."""
-
-    prompts: Int[Tensor, "p s"]  # right-padded ids
-    lengths: Int[Tensor, " p"]  # tokens of each prompt
-    owner: Int[Tensor, " n"]  # each row's prompt
-    completions: Int[Tensor, "n c"]  # right-padded ids
-    row: Int[Tensor, " m"]  # each token's row
-    column: Int[Tensor, " m"]  # and its place in the row's completion
-
-    def hidden(self, policy: Policy) -> Float[Tensor, "m d"]:
-        """The hidden state that predicts each token."""
-        return policy.hidden_after(self.prompts, self.lengths, self.owner, self.completions)[self.row, self.column]
-
-
-def completions_of(rows: Experience, at: Int[Tensor, " m"]) -> Places:
-    """The tokens that the positions `at` of the flattened (N, T - 1) rows predict, their prompts taken apart."""
-    n, width = rows.tokens.shape
-    numbers, owner = rows.prompt.unique(return_inverse=True)
-    first = torch.zeros_like(numbers).scatter_(
-        0, owner, torch.arange(n, device=owner.device)
-    )  # some row of each prompt
-    shortest, longest = torch.stack([rows.prompt_lengths.min(), rows.prompt_lengths.max()]).tolist()
-    columns = rows.prompt_lengths[:, None] + torch.arange(width - shortest, device=owner.device)  # (N, C)
-    row = at // (width - 1)
-    return Places(
-        prompts=rows.tokens[first, :longest],
-        lengths=rows.prompt_lengths[first],
-        owner=owner,
-        completions=rows.tokens.gather(1, columns.clamp(max=width - 1)),
-        row=row,
-        column=at % (width - 1) + 1 - rows.prompt_lengths[row],
-    )
-
-
-def completion_texts(samples: generate.Samples, tokenizer: Codec) -> tuple[str, ...]:
-    """The completion of each row as text, without its end-of-text."""
-    tokens, mask = samples.tokens.cpu(), samples.mask.cpu()
-    return tuple(tokenizer.decode(row[kept].tolist()) for row, kept in zip(tokens, mask, strict=True))
-
-
-def rollout_metrics(rollouts: Rollouts, scores: Scores, rewards: Float[Tensor, "p g"]) -> dict[str, float]:
-    """What is known before the update; parts are means over the completions to which they apply.
-
-    reward/std is over all completions (N - 1); frac_reward_zero_std is the share of groups whose rewards are all equal,
-    which teach nothing; completions/truncated_frac is the share without an end-of-text.
-    """
-    dead = rewards.amax(1) == rewards.amin(1)
-    values = {
-        "reward/mean": rewards.mean(),
-        "reward/std": rewards.std(),
-        "frac_reward_zero_std": dead.float().mean(),
-        "completions/mean_length": rollouts.mask.sum(1).float().mean(),
-        "completions/truncated_frac": rollouts.truncated.float().mean(),
-    }
-    values |= {f"reward/{name}": part.nanmean() for name, part in scores.parts.items()}
-    return {name: float(value) for name, value in values.items()}
-
-
-def completion_rows(rollouts: Rollouts, scores: Scores, advantages: Float[Tensor, "p g"]) -> list[dict[str, Any]]:
-    """One row a completion for the completions table."""
-    flat, rewards, truncated = advantages.flatten().tolist(), scores.rewards.tolist(), rollouts.truncated.tolist()
-    parts = {name: part.tolist() for name, part in scores.parts.items()}
-    return [
-        {
-            "prompt": rollouts.prompts[i // rollouts.group_size].text,
-            "completion": text,
-            "reward": rewards[i],
-            "advantage": flat[i],
-            "truncated": truncated[i],
-            **{name: part[i] for name, part in parts.items()},
-        }
-        for i, text in enumerate(rollouts.texts)
-    ]

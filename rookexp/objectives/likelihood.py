@@ -91,9 +91,10 @@ class NextToken:
                 ref_head_weight=None,
                 chunk=self.head_chunk,
             )
-        return LossTerms(-ops.weighted_sum(stats.logprobs, micro.weights[:, 1:].flatten()[at]), {}, {})
+        loss = -ops.weighted_sum(stats.logprobs, micro.weights[:, 1:].flatten()[at])
+        return LossTerms({"likelihood": loss}, {})
 
-    def observe(self, metrics: Mapping[str, float]) -> dict[str, float]:
+    def observe(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
         """Nothing adapts here."""
         return {}
 
@@ -125,4 +126,5 @@ class NextToken:
         weights = weights / weights.sum().clamp(min=torch.finfo(weights.dtype).tiny)
         zeros = torch.zeros_like(weights)
         none = torch.zeros_like(tokens[:, 0])
-        return Experience(tokens, weights, zeros, zeros, torch.ones_like(weights[:, 0]), none, none)
+        ones = torch.ones_like(weights[:, 0])
+        return Experience(tokens, weights, zeros, zeros, zeros, zeros, ones, none, none)

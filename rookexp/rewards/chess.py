@@ -51,8 +51,8 @@ class PolicyReward:
         Parts (N,): `best`, `candidates`, `evals` are the components; `format_valid` 1 for 1 to 5 moves directly after
         the prompt, as many evaluations and a best move; `best_legal`; `moves_legal` share of listed moves, 0 for
         none; `best_is_engine` 1 where B is the engine's first move; `argmax_is_engine` the same of the listed move
-        with the highest evaluation, shared among equals; these two also `_white` and `_black`, NaN for the other
-        side to move. What a completion lacks counts as 0.
+        with the highest evaluation, shared among equals; these two and the `reward` also `_white` and `_black`, NaN
+        for the other side to move. What a completion lacks counts as 0.
         Raises: DataError for a prompt that is not a P prompt of a legal position.
         """
         if not prompts or not texts or len(texts) % len(prompts):
@@ -79,7 +79,6 @@ class PolicyReward:
         evals = evals_component(answer, truth, legal)
         total = self.best * best + self.candidates * candidates + self.evals * evals
         row = {
-            "reward": max(-1.0, min(1.0, total)),
             "best": best,
             "candidates": candidates,
             "evals": evals,
@@ -88,6 +87,7 @@ class PolicyReward:
             "moves_legal": sum(answer.legality(legal)) / max(1, len(answer.moves)),
         }
         for name, value in (
+            ("reward", max(-1.0, min(1.0, total))),
             ("best_is_engine", float(answer.best == truth.moves[0])),
             ("argmax_is_engine", _argmax_share(answer, truth.moves[0])),
         ):

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 import chess
 from annotated_types import Gt
 
-from rookexp.chess_text import MAX_LINES, Annotation, board_of, legal_ucis, p_prompt, p_prompt_padded
+from rookexp.chess_text import MAX_LINES, Annotation, board_of, build_p, legal_ucis, p_prompt, p_prompt_padded
 from rookexp.errors import DataError
 from rookexp.types import Prompt
 
@@ -67,6 +67,11 @@ class PolicyTask:
     def prompts(self) -> tuple[Prompt, ...]:
         """Every prompt that this task asks, once each, in the order of a fixed batch."""
         return tuple(self._prompt(_woven(self.strands, i)) for i in range(sum(map(len, self.strands))))
+
+    def gold(self, prompt: Prompt) -> str:
+        """The completion of one of these prompts that earns the most: the engine's lines, best first, and its move."""
+        row: Annotation = prompt.answer
+        return build_p(row.fen, row.moves, row.evals_cp, row.moves[0]).removeprefix(prompt.text)
 
     def select(self, step: int) -> tuple[Prompt, ...]:
         """The problems of a step, `prompts` of them."""

@@ -1,0 +1,75 @@
+"""The self-check of a run before its first step: each check measures one thing and names the bug that it finds.
+
+A check returns what it measured, or a Finding with its likely cause and the fix. It looks at the run's own model,
+tokenizer, task, reward and optimizer through a `Rehearsal`, and changes none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from rookexp.rehearsal import Finding, Rehearsal, Size, Skipped, Subject
+from rookexp.symptoms.answers import evaluation, gold_answers, max_new_tokens
+from rookexp.symptoms.log_probs import log_probs, padding, ratio, reference, rounding
+from rookexp.symptoms.records import end_of_text, prompt_prefix, scored_text, shared_prompt, trained_ids
+from rookexp.symptoms.weights import dropout, master_weights, update
+
+Check = Callable[[Rehearsal], str | Finding | Skipped]
+
+QUICK = Size(prompts=2, rows=2, tokens=12, golds=16)
+WHOLE = Size(prompts=6, rows=3, tokens=32, golds=512)
+
+RECORDS: tuple[Check, ...] = (shared_prompt, prompt_prefix, trained_ids, end_of_text)
+# What is looked at, in this order, and the checks whose finding leaves a check nothing of its own to say.
+CHECKS: dict[Check, tuple[Check, ...]] = {
+    dropout: (),
+    master_weights: (),
+    max_new_tokens: (),
+    gold_answers: (),
+    evaluation: (max_new_tokens,),
+    shared_prompt: (),
+    prompt_prefix: (shared_prompt,),
+    trained_ids: (shared_prompt, prompt_prefix),
+    end_of_text: (shared_prompt, prompt_prefix, trained_ids),
+    scored_text: (shared_prompt,),
+    log_probs: (dropout, master_weights, *RECORDS),
+    padding: (log_probs,),
+    rounding: (log_probs,),
+    reference: (dropout, master_weights, *RECORDS),
+    ratio: (log_probs,),
+    update: (master_weights, *RECORDS),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A check's name and what it said."""
+
+    name: str
+    result: str | Finding | Skipped
+
+    def __str__(self) -> str:
+        match self.result:
+            case Finding(seen, cause, fix):
+                return f"FINDING {self.name}: {seen}; likely {cause}; {fix}"
+            case Skipped(why):
+                return f"SKIP {self.name}: {why}"
+            case seen:
+                return f"OK  {self.name}: {seen}"
+
+
+def examine(subject: Subject, size: Size) -> Iterator[Line]:
+    """The lines of all checks, in their order; what a finding makes meaningless is skipped."""
+    rehearsal, doubtful = Rehearsal(subject, size), set[Check]()
+    for check, presupposed in CHECKS.items():
+        broken = [name_of(other) for other in presupposed if other in doubtful]
+        result = Skipped(f"says nothing new beside {broken[0]}") if broken else check(rehearsal)
+        if broken or isinstance(result, Finding):
+            doubtful.add(check)
+        yield Line(name_of(check), result)
+
+
+def name_of(check: Check) -> str:
+    """The check's name as its line has it."""
+    return check.__name__.replace("_", " ")

@@ -1,0 +1,179 @@
+"""A run's metrics read as a doctor would: one plain line when one of them leaves its healthy range."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Annotated, Any
+
+from annotated_types import Ge, Gt, Le
+
+from rookexp.track import Tracker
+
+Share = Annotated[float, Ge(0), Le(1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Symptom:
+    """A metric that is a share and should stay small."""
+
+    metric: str  # its name
+    what: str  # a share of what
+    advice: str  # what it usually means, and the one thing to try
+
+
+SYMPTOMS = {
+    "dead_groups": Symptom(
+        "frac_reward_zero_std",
+        "of the groups have equal rewards throughout",
+        "they teach nothing, the prompts are too easy or too hard for this policy: try grpo.dead_groups=resampled",
+    ),
+    "clip_frac": Symptom(
+        "clip_frac/any",
+        "of the tokens are clipped in the only update of a batch, whose ratios are 1",
+        "sampler and training disagree on temperature, tokens or positions: try python -m rookexp.doctor",
+    ),
+    "truncated": Symptom(
+        "completions/truncated_frac",
+        "of the completions were cut off before an end of text",
+        "the reward judges unfinished answers: try a larger grpo.max_new_tokens",
+    ),
+    "identical": Symptom(
+        "completions/identical_frac",
+        "of the completions repeat another one of their group",
+        "the policy hardly explores, a group is worth little more than one completion: try a higher grpo.temperature",
+    ),
+    "kl_gradient": Symptom(
+        "grad_share/kl",
+        "of the gradient comes from the divergence",
+        "the reference holds the policy where it is, whatever the reward says: try a smaller kl.coef",
+    ),
+    "entropy_gradient": Symptom(
+        "grad_share/entropy",
+        "of the gradient comes from the entropy bonus",
+        "the policy is pushed towards noise, whatever the reward says: try a smaller grpo.entropy_coef",
+    ),
+}
+
+
+@dataclass(slots=True)
+class Episodes:
+    """How often something went wrong anew."""
+
+    calm_looks: int  # looks without a finding, in a row, that end an episode
+    count: int = 0  # episodes so far
+    left: int = 0  # looks that the present episode still needs to end; 0: there is none
+
+    def begins(self, wrong: bool) -> bool:
+        """Takes in one more look; True if an episode begins with it."""
+        anew = wrong and not self.left
+        self.count += anew
+        self.left = self.calm_looks if wrong else max(0, self.left - 1)
+        return anew
+
+
+class HealthTracker:
+    """Says on standard error when a metric is beyond its limit; the summary counts it as `health: {name: episodes}`.
+
+    An episode begins with the first step beyond the limit, which is said in one line, and ends after `calm_steps`
+    steps in a row within it; steps that do not log the metric do not count. In the summary a name has a number, 0 or
+    more, once its metric was seen.
+
+    The entropy's limit is the larger of `entropy_nats` and `entropy_share` of its first value. The KL share is the
+    median of its last `kl_share_steps` values. `clip_frac` is looked at only where a batch has one update: its ratios
+    are 1, so the limit is 0 and no setting; `sampler_nats` limits what makes them differ from 1, and sees it in bf16,
+    too. Of the gradient only the shares of divergence and entropy are looked at.
+
+    Nothing is saved: a resumed run begins with no episode and no count, and its first entropy is that of its own
+    first step. `trackers` are told the summary; those that join the sequence later are, too.
+    """
+
+    def __init__(
+        self,
+        *,
+        dead_groups: Share,
+        entropy_share: Share,
+        entropy_nats: Annotated[float, Ge(0)],
+        kl_share: Share,
+        kl_share_steps: Annotated[int, Gt(0)],
+        sampler_nats: Annotated[float, Ge(0)],
+        truncated: Share,
+        identical: Share,
+        grad_share: Share,
+        calm_steps: Annotated[int, Gt(0)],
+        trackers: Sequence[Tracker],
+    ) -> None:
+        self.entropy_share = entropy_share
+        self.entropy_nats = entropy_nats
+        self.kl_share = kl_share
+        self.sampler_nats = sampler_nats
+        self.calm_steps = calm_steps
+        self.trackers = trackers
+        self._limits = {"dead_groups": dead_groups, "truncated": truncated, "identical": identical}
+        self._limits |= {"kl_gradient": grad_share, "entropy_gradient": grad_share}
+        self._first_entropy: float | None = None
+        self._kl_shares: deque[float] = deque(maxlen=kl_share_steps)
+        self._episodes: dict[str, Episodes] = {}
+        self._told: dict[str, int] = {}
+
+    def start(self, config: Mapping[str, Any]) -> None:
+        grpo = config.get("grpo", {})
+        if grpo.get("inner_epochs") == grpo.get("minibatches") == 1:
+            self._limits["clip_frac"] = 0.0
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name, wrong, line in self._looks({k: v for k, v in metrics.items() if math.isfinite(v)}):
+            if self._episodes.setdefault(name, Episodes(self.calm_steps)).begins(wrong):
+                print(f"health: step {step}: {line}", file=sys.stderr, flush=True)
+        counts = {name: episodes.count for name, episodes in self._episodes.items()}
+        if counts != self._told:
+            self._told = counts
+            for tracker in self.trackers:
+                tracker.summary({"health": counts})
+
+    def log_completions(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Nothing: the shares of them are metrics."""
+
+    def summary(self, values: Mapping[str, Any]) -> None:
+        """Nothing: it tells the others."""
+
+    def finish(self, status: str) -> None:
+        """Nothing: all is told."""
+
+    def _looks(self, seen: Mapping[str, float]) -> Iterator[tuple[str, bool, str]]:
+        """Of each thing that the step's finite metrics tell of: name, whether it is wrong, and the line about it."""
+        for name, limit in self._limits.items():
+            symptom = SYMPTOMS[name]
+            if (share := seen.get(symptom.metric)) is not None:
+                line = f"{_percent(share)} {symptom.what} (limit {_percent(limit)}); {symptom.advice}"
+                yield name, share > limit, line
+        if (entropy := seen.get("entropy")) is not None:
+            self._first_entropy = first = entropy if self._first_entropy is None else self._first_entropy
+            limit = max(self.entropy_nats, self.entropy_share * first)
+            line = (
+                f"entropy {entropy:.3g} nats a token, {first:.3g} at first (limit {limit:.3g}); "
+                "the policy collapses onto one answer to each prompt: try a larger grpo.entropy_coef"
+            )
+            yield "entropy", entropy < limit, line
+        if (error := seen.get("sampler/abs_logprob_error")) is not None:
+            line = (
+                f"sampler and training differ by {error:.3g} nats a token (limit {self.sampler_nats:g}); "
+                "they disagree on temperature, tokens or positions: try python -m rookexp.doctor"
+            )
+            yield "sampler", error > self.sampler_nats, line
+        if (kl_share := seen.get("kl_share")) is not None:
+            self._kl_shares.append(kl_share)
+            steps, middle = len(self._kl_shares), median(self._kl_shares)
+            line = (
+                f"KL share {middle:.2f}, median of the last {steps} steps (limit {self.kl_share:g}); "
+                "the penalty outweighs the advantages and the policy stays near the reference: try a smaller kl.coef"
+            )
+            yield "kl_share", steps == self._kl_shares.maxlen and middle > self.kl_share, line
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"

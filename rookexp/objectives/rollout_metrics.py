@@ -1,0 +1,61 @@
+"""What a step's rollouts say before anything is learned from them: metrics, and the rows of the completions table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from rookexp.types import Prompt, Rollouts, Scores
+
+
+def rollout_metrics(rollouts: Rollouts, scores: Scores, rewards: Float[Tensor, "p g"]) -> dict[str, float]:
+    """What is known before the update; parts are means over the completions to which they apply.
+
+    reward/std is over all completions (N - 1). frac_reward_zero_std is the share of dead groups, whose rewards are all
+    equal; frac_groups_all_best and frac_groups_all_worst are the shares of those at the step's highest and at its
+    lowest reward, as far as the two differ. completions/identical_frac is the share of completions that another one of
+    their group repeats; completions/truncated_frac the share without an end-of-text. With several tasks
+    reward/mean_<task> is each one's.
+    """
+    dead = rewards.amax(1) == rewards.amin(1)  # (P,)
+    highest, lowest = rewards.amax(), rewards.amin()
+    varied = highest > lowest
+    group_size = rollouts.group_size
+    groups = [rollouts.texts[i : i + group_size] for i in range(0, len(rollouts.texts), group_size)]
+    repeated = sum(group.count(text) > 1 for group in groups for text in group)
+    values: dict[str, Tensor | float] = {
+        "reward/mean": rewards.mean(),
+        "reward/std": rewards.std(),
+        "frac_reward_zero_std": dead.float().mean(),
+        "frac_groups_all_best": (dead & (rewards[:, 0] == highest) & varied).float().mean(),
+        "frac_groups_all_worst": (dead & (rewards[:, 0] == lowest) & varied).float().mean(),
+        "completions/mean_length": rollouts.mask.sum(1).float().mean(),
+        "completions/truncated_frac": rollouts.truncated.float().mean(),
+        "completions/identical_frac": repeated / len(rollouts.texts),
+    }
+    values |= {f"reward/{name}": part.nanmean() for name, part in scores.parts.items()}
+    tasks = [prompt.task for prompt in rollouts.prompts]
+    for task in sorted(set(tasks)) if len(set(tasks)) > 1 else ():
+        values[f"reward/mean_{task}"] = rewards[[i for i, name in enumerate(tasks) if name == task]].mean()
+    return {name: float(value) for name, value in values.items()}
+
+
+def completion_rows(rollouts: Rollouts, scores: Scores, advantages: Float[Tensor, " n"]) -> list[dict[str, Any]]:
+    """One row a completion for the completions table; its advantage is the mean over its tokens."""
+    flat, rewards, truncated = advantages.tolist(), scores.rewards.tolist(), rollouts.truncated.tolist()
+    parts = {name: part.tolist() for name, part in scores.parts.items()}
+    prompts: Sequence[Prompt] = rollouts.prompts
+    return [
+        {
+            "prompt": prompts[i // rollouts.group_size].text,
+            "completion": text,
+            "reward": rewards[i],
+            "advantage": flat[i],
+            "truncated": truncated[i],
+            **{name: part[i] for name, part in parts.items()},
+        }
+        for i, text in enumerate(rollouts.texts)
+    ]

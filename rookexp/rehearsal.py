@@ -1,0 +1,272 @@
+"""A run's own parts on a few prompts, for the self-check to ask; copies of what would change, else the part itself."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from rookexp import generate
+from rookexp.evaluation import Greedy
+from rookexp.objectives.grpo import GRPO
+from rookexp.trainer import Trainer
+from rookexp.types import Experience, Prompt, Reward, Scores
+
+Part = TypeVar("Part")
+
+
+@runtime_checkable
+class Words(Protocol):
+    """Text to token ids and back."""
+
+    @property
+    def eot_id(self) -> int:
+        """The id that ends a completion."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text`, nothing added."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, without special tokens."""
+
+
+@runtime_checkable
+class Answers(Protocol):
+    """A task that knows right answers."""
+
+    def gold(self, prompt: Prompt) -> str:
+        """A completion of the prompt that earns the highest reward there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The parts of a run that is about to start."""
+
+    objective: GRPO
+    trainer: Trainer
+    greedy: Greedy
+    tokenizer: Words
+    step: int  # steps that are done; above 0 the policy is no longer its reference
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is looked at."""
+
+    prompts: int  # of the step
+    rows: int  # completions of each
+    tokens: int  # the longest of them
+    golds: int  # gold answers
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is wrong."""
+
+    seen: str
+    cause: str  # the likely one
+    fix: str  # one sentence
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """What could not be looked at."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recital:
+    """What became of ids that are known, because a `Reciter` said them."""
+
+    scripts: tuple[tuple[int, ...], ...]  # said after each prompt, end-of-text included
+    experience: Experience
+    scored: tuple[str, ...]  # the text of each row as the reward got it
+
+
+class Rehearsal:
+    """The run's objective on the shortest, the longest and some other prompts of its next step.
+
+    Nothing here depends on what the rewards are: dead groups and truncated completions count like all others.
+    """
+
+    def __init__(self, subject: Subject, size: Size) -> None:
+        self.subject = subject
+        self.size = size
+        self.own = subject.objective
+        self.policy = subject.objective.policy
+        self.device = self.policy.head_weight.device
+        self.words = subject.tokenizer
+        self.task = self.own.source.task
+        asked = sorted(self.task.select(subject.step), key=lambda prompt: len(prompt.ids))
+        count = min(size.prompts, len(asked))
+        self.prompts = tuple(asked[i * (len(asked) - 1) // max(1, count - 1)] for i in range(count))
+        self.rows = min(size.rows, self.own.group_size)
+        self.tokens = min(size.tokens, self.own.sampling.max_new_tokens)
+        self.temperature = self.own.sampling.temperature
+
+    def objective(self, autocast: Callable[[], AbstractContextManager[None]] = nullcontext, **of_source: Any) -> GRPO:
+        """The objective, in fp32 unless an `autocast` is given, whose experience has the sampler's own log-probs."""
+        sampling = replace(self.own.sampling, max_new_tokens=self.tokens)
+        same = {"group_size": self.rows, "sampling": sampling, "autocast": autocast}
+        fixed = {"task": _Asked(self.prompts), "resamples": 0, "overlong_buffer": None}
+        return altered(
+            self.own,
+            source=altered(self.own.source, **same | fixed | of_source),
+            baseline=copy.deepcopy(self.own.baseline),
+            dead_groups="kept",
+            mask_truncated=False,
+            exact_sampler=True,
+            on_completions=lambda step, rows: None,
+            **same,
+        )
+
+    @cached_property
+    def sampled(self) -> Experience:
+        """What the policy says, in fp32."""
+        return self.objective().collect(self.subject.step)[0]
+
+    @cached_property
+    def blind(self) -> list[list[int]]:
+        """Ids for each prompt that are drawn blindly: no tokenizer would have chosen them for their text."""
+        eot, vocabulary = self.words.eot_id, self.policy.head_weight.shape[0]
+        generator = torch.Generator().manual_seed(0)
+        drawn = torch.randint(1, vocabulary, (len(self.prompts), self.tokens - 1), generator=generator)
+        return [*((drawn + eot) % vocabulary).tolist()]
+
+    @cached_property
+    def recited(self) -> Recital:
+        """What becomes of blind ids and, after every second prompt, of a gold answer that fits."""
+        gold = {prompt.text: self.words.encode(answer) for prompt, answer in self.golds}
+        room = self.own.sampling.max_new_tokens
+        scripts = []
+        for i, prompt in enumerate(self.prompts):
+            answer = gold.get(prompt.text, [])
+            ids = answer if i % 2 and 0 < len(answer) < room else self.blind[i]
+            scripts.append((*ids, self.words.eot_id))
+        reward = _Listening(self.own.source.reward)
+        objective = self.objective(policy=Reciter(self.policy, scripts), reward=reward, sampling=self.own.sampling)
+        experience = objective.collect(self.subject.step)[0]
+        return Recital(tuple(scripts), experience, tuple(reward.texts))
+
+    @cached_property
+    def golds(self) -> tuple[tuple[Prompt, str], ...]:
+        """Prompts of the step and of the evaluation with their gold answers; none where the task offers none."""
+        if not isinstance(self.task, Answers):
+            return ()
+        prompts = [*self.task.select(self.subject.step), *self.subject.greedy.prompts]
+        by_text = {prompt.text: prompt for prompt in prompts}
+        return tuple((prompt, self.task.gold(prompt)) for prompt in list(by_text.values())[: self.size.golds])
+
+    @cached_property
+    def trained_on(self) -> Float[Tensor, " m"]:
+        """What the training forward says of the sampled tokens, all rows together, in fp32."""
+        return self.trained(self.objective(), self.sampled)
+
+    @cached_property
+    def hidden(self) -> list[Tensor]:
+        """The plain forward of each sampled row by itself, without padding, (T, D) each."""
+        ends = [int(row.nonzero()[-1]) + 1 for row in self.sampled.weights]
+        with torch.no_grad():
+            return [self.policy.hidden(row[None, :end])[0] for row, end in zip(self.sampled.tokens, ends, strict=True)]
+
+    def greedy(self, prompts: Sequence[Sequence[int]]) -> list[Tensor]:
+        """The log-prob of each token of the greedy answers to these ids, sampled together, in fp32."""
+        samples = generate.greedy(self.policy, prompts, self.tokens, self.words.eot_id)
+        return [row[kept] for row, kept in zip(samples.logprobs, samples.mask, strict=True)]
+
+    def trained(self, objective: GRPO, rows: Experience) -> Float[Tensor, " m"]:
+        """What the objective's training forward says of the rows' tokens with a weight."""
+        with torch.no_grad():
+            per_token = objective.loss(replace(rows, logprobs=torch.zeros_like(rows.logprobs))).per_token
+        return -per_token["approx_kl/k1"]  # which is old - new
+
+    def plain(self, *, temperature: float | None = None, position: int = 0, token: int = 0) -> Float[Tensor, " m"]:
+        """The plain forward's log-prob of each of the M sampled tokens.
+
+        Or what a mistaken one would say: at another temperature, read `position` places too late, or of the token
+        that stands `token` places later; NaN where there is none.
+        """
+        found = []
+        for row, hidden in enumerate(self.hidden):
+            columns = self.sampled.weights[row].nonzero()[:, 0]
+            at, of = columns - 1 + position, columns + token
+            inside = (at >= 0) & (at < len(hidden)) & (of < len(hidden))
+            at, of = at.clamp(0, len(hidden) - 1), of.clamp(max=len(hidden) - 1)
+            logits = hidden[at].float() @ self.policy.head_weight.detach().float().T / (temperature or self.temperature)
+            logprobs = logits.log_softmax(1).gather(1, self.sampled.tokens[row, of, None])[:, 0]
+            found.append(torch.where(inside, logprobs, torch.nan))
+        return torch.cat(found)
+
+
+class Reciter:
+    """A policy that says a script after each prompt, whatever it is asked, and is sure of every word."""
+
+    def __init__(self, policy: Any, scripts: Sequence[Sequence[int]]) -> None:
+        self.config = policy.config
+        self.parameters = policy.parameters
+        self.vocabulary = len(policy.head_weight)
+        longest = max(map(len, scripts)) + 1
+        padded = [[*script, *[script[-1]] * (longest - len(script))] for script in scripts]
+        self.scripts = torch.tensor(padded, device=policy.head_weight.device)  # (P, C)
+
+    def prefill(
+        self, tokens: Int[Tensor, "p t"], lengths: Int[Tensor, " p"], group_size: int, capacity: int
+    ) -> tuple[Int[Tensor, "p 1"], Reciter]:
+        """The first word of each prompt's script in place of its hidden state; the cache is this object."""
+        self.owner = torch.arange(len(tokens), device=tokens.device).repeat_interleave(group_size)
+        self.place = 0
+        return self.scripts[:, :1], self
+
+    def keep(self, rows: Int[Tensor, " n"]) -> None:
+        """Drops all rows but these."""
+        self.owner = self.owner[rows]
+
+    def decode(self, tokens: Int[Tensor, " n"], cache: Reciter) -> Int[Tensor, "n 1"]:
+        """The next word of each row."""
+        self.place = min(self.place + 1, self.scripts.shape[1] - 1)
+        return self.scripts[self.owner, self.place, None]
+
+    def logits(self, hidden: Int[Tensor, "n 1"]) -> Float[Tensor, "n v"]:
+        """Certainty of the word."""
+        return F.one_hot(hidden[:, 0], self.vocabulary) * 1000.0
+
+
+class _Listening:
+    """A reward that remembers what it was given."""
+
+    def __init__(self, reward: Reward) -> None:
+        self.reward = reward
+        self.texts: Sequence[str] = ()
+
+    def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
+        """The reward's scores."""
+        self.texts = texts
+        return self.reward.score(prompts, texts)
+
+
+class _Asked:
+    """The same prompts at every step."""
+
+    def __init__(self, prompts: tuple[Prompt, ...]) -> None:
+        self.prompts = prompts
+
+    def select(self, step: int) -> tuple[Prompt, ...]:
+        """All of them."""
+        return self.prompts
+
+
+def altered(part: Part, **changes: Any) -> Part:
+    """A shallow copy with other attributes; what they hold is shared."""
+    twin = copy.copy(part)
+    for name, value in changes.items():
+        setattr(twin, name, value)
+    return twin

@@ -1,0 +1,89 @@
+"""Several rewards as one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
+
+import torch
+from annotated_types import Ge
+from jaxtyping import Float
+from torch import Tensor
+
+from rookexp.errors import ConfigError
+from rookexp.types import Prompt, Reward, Scores
+
+
+class Combined:
+    """sum_k w_k r_k of several rewards r_k, as they are or each normalised within the group of its prompt.
+
+    `sum_then_normalise`: as they are; to normalise is left to the baseline, as with a single reward.
+    `normalise_then_sum`: (r_k - mean) / sd of the group (sd over G - 1; 0 where all are equal) stands for r_k, so
+    that a reward that varies little is heard as well as one that varies much. A baseline that then divides by the sd
+    of the whole batch makes it GDPO; one that divides by the group's sd normalises every group's sum once more.
+    Source: GDPO, Liu et al. 2026 (arXiv 2601.05242).
+    """
+
+    def __init__(
+        self,
+        *,
+        rewards: Mapping[str, Reward],
+        weights: Mapping[str, Annotated[float, Ge(0)]],
+        normalise: Literal["sum_then_normalise", "normalise_then_sum"],
+    ) -> None:
+        for name in rewards:
+            if name not in weights:
+                raise ConfigError(f"weights.{name}: missing; allowed: a number >= 0 for each of {', '.join(rewards)}")
+        for name, weight in weights.items():
+            if name not in rewards:
+                raise ConfigError(f"weights.{name}={weight}: no such reward; allowed: {', '.join(rewards) or 'none'}")
+        if not any(weights.values()):
+            raise ConfigError(f"weights={dict(weights)}: allowed: at least one > 0")
+        self.rewards = rewards
+        self.weights = weights
+        self.normalise = normalise
+
+    def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
+        """Rewards (N,) of N = P x G completions, row p*G+g to prompt p.
+
+        NaN is a reward that does not apply to the row. It never counts as 0, nor in its group's mean and sd: the
+        others stand for it, as `weighted` says. A row is NaN where no reward with a weight applies, and whoever
+        compares completions has to leave it out.
+        One completion a prompt, as in a greedy evaluation, has no group: both modes then sum the rewards as they are,
+        which is also what can be compared from step to step, as normalised rewards cannot.
+        Parts (N,): `<name>`, each reward's own values, never normalised, and its parts as `<name>/<part>`.
+        """
+        scores = {name: reward.score(prompts, texts) for name, reward in self.rewards.items()}
+        values = torch.stack([each.rewards for each in scores.values()])  # (K, N)
+        group_size = len(texts) // len(prompts)
+        if self.normalise == "normalise_then_sum" and group_size > 1:
+            values = normalised(values.view(len(scores), -1, group_size)).flatten(1)
+        parts = {name: each.rewards for name, each in scores.items()}
+        for name, each in scores.items():
+            parts |= {f"{name}/{part}": value for part, value in each.parts.items()}
+        return Scores(weighted(values, values.new_tensor([self.weights[name] for name in scores])), parts)
+
+
+def weighted(values: Float[Tensor, "k n"], weights: Float[Tensor, " k"]) -> Float[Tensor, " n"]:
+    """sum_k w_k v_k over the values that are not NaN, times (sum of all weights) / (sum of the weights of those).
+
+    That is the sum of all weights times the weighted mean of what applies, and the plain weighted sum where all do;
+    NaN where nothing with a weight does.
+    """
+    known = ~values.isnan()
+    present = (weights[:, None] * known).sum(0)  # (N,)
+    absent = (weights[:, None] * ~known).sum(0)
+    return (weights[:, None] * torch.where(known, values, 0.0)).sum(0) * (1 + absent / present)
+
+
+def normalised(values: Float[Tensor, "*k g"]) -> Float[Tensor, "*k g"]:
+    """(v - mean) / sd within the last axis, sd over G - 1, of the values that are not NaN; NaN stays.
+
+    Exactly 0 where they are all equal, or only one is there: the trace that rounding leaves would be blown up.
+    """
+    known = ~values.isnan()
+    filled = torch.where(known, values, values.nanmedian(-1, keepdim=True).values)
+    equal = filled.amax(-1, keepdim=True) == filled.amin(-1, keepdim=True)
+    centred = values - values.nanmean(-1, keepdim=True)
+    sd = (centred.square().nansum(-1, keepdim=True) / (known.sum(-1, keepdim=True) - 1)).sqrt()
+    return torch.where(equal & known, 0.0, centred / sd)

@@ -1,0 +1,33 @@
+"""What is done about completions that are too long: a penalty ahead of the limit, a mask without those cut off."""
+
+from __future__ import annotations
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from rookexp.errors import ConfigError
+
+
+def overlong_penalty(lengths: Int[Tensor, " n"], *, max_new_tokens: int, buffer: int) -> Float[Tensor, " n"]:
+    """What a completion's length adds to its reward: clamp((max_new_tokens - buffer - length) / buffer, -1, 0).
+
+    0 up to max_new_tokens - buffer, then a straight line down to -1 at max_new_tokens. A length counts all tokens of
+    the completion with its end-of-text, as `Rollouts.mask.sum(1)` does: one that ends with the last token allowed and
+    one that was cut there are as long as each other and both get -1.
+    Raises: ConfigError unless 1 <= buffer <= max_new_tokens.
+    Source: DAPO, Yu et al. 2025 (arXiv 2503.14476), eq. 13.
+    """
+    if not 1 <= buffer <= max_new_tokens:
+        raise ConfigError(f"overlong buffer {buffer}: allowed: 1 to max_new_tokens = {max_new_tokens}")
+    return ((max_new_tokens - buffer - lengths) / buffer).clamp(-1, 0)
+
+
+def masked_truncated(mask: Bool[Tensor, "n t"], truncated: Bool[Tensor, " n"]) -> Bool[Tensor, "n t"]:
+    """`mask` without the tokens of the rows that were cut off; the rows stay.
+
+    The aggregations of this mask keep their own denominators: token_mean divides by the tokens that are left, while
+    sequence_mean, sequence_sum and constant_length still count every row in N, so that a cut row adds 0 and makes the
+    others no heavier. With all rows cut off every weight is 0, and so are loss and gradient.
+    Source: DAPO, Yu et al. 2025 (arXiv 2503.14476), section 3.4, overlong filtering.
+    """
+    return mask & ~truncated[:, None]

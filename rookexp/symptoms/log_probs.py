@@ -1,0 +1,151 @@
+"""Whether all log-probs are the same: of sampler, training forward and reference, of rows together and alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from rookexp.rehearsal import Finding, Rehearsal, Skipped, altered
+
+EXACT_NATS = 1e-4  # two ways to compute a log-prob in fp32 differ by less
+ROUNDED_NATS = 0.05  # and by less than this under bf16 autocast, on average over tokens
+KL_NATS = 1e-6  # a divergence of a policy from itself is below this in fp32
+EXPLAINED_SHARE = 0.5  # a mistake that explains so many of the wrong log-probs is the cause
+PADDED = (
+    "positions that count the padding (left padding), or padding that is attended to",
+    "pad on the right and number positions from each row's own first token.",
+)
+
+
+def log_probs(case: Rehearsal) -> str | Finding:
+    """Sampler, training forward and a plain forward of one row at a time agree on every completion token."""
+    plain = case.plain()
+    sources = {
+        "the sampler": case.sampled.logprobs[case.sampled.weights != 0],
+        "the training forward": case.trained_on,
+    }
+    errors = {name: _gap(values, plain) for name, values in sources.items()}
+    for name, error in errors.items():
+        if not error <= EXACT_NATS:
+            cause, fix = _explained(case, sources[name], plain, name)
+            return Finding(f"{name} is up to {error:.2g} nats off a plain forward of the row alone", cause, fix)
+    return f"sampler, training forward and plain forward agree at {len(plain)} tokens: {_most(errors)}"
+
+
+def padding(case: Rehearsal) -> str | Finding:
+    """What is said, and what is learned from it, is the same for rows together and alone, with padding and without."""
+    errors = _apart(case)
+    for name, error in errors.items():
+        if not error <= EXACT_NATS:
+            return Finding(f"{name} gives rows together up to {error:.2g} nats more or less than alone", *PADDED)
+    return f"{len(case.prompts) + 1} ragged prompts and {len(case.hidden)} rows, together and alone: {_most(errors)}"
+
+
+def rounding(case: Rehearsal) -> str | Finding | Skipped:
+    """Under autocast the sampler and the training forward stay near each other."""
+    if case.own.exact_sampler:
+        return Skipped("the run computes in fp32")
+    objective = case.objective(case.own.autocast)
+    experience, _ = objective.collect(case.subject.step)
+    sampled, trained = experience.logprobs[experience.weights != 0], case.trained(objective, experience)
+    error = float((sampled - trained).abs().mean())
+    if not error <= ROUNDED_NATS:
+        seen = f"sampler and training forward differ by {error:.2g} nats a token in bf16; allowed: {ROUNDED_NATS:g}"
+        return Finding(seen, "one of the two rounding where the other does not", "type hardware.precision=fp32.")
+    return f"sampler and training forward differ by {error:.2g} nats a token in bf16; allowed: {ROUNDED_NATS:g}"
+
+
+def reference(case: Rehearsal) -> str | Finding | Skipped:
+    """The divergence of the policy from its reference is 0 before the first step."""
+    if case.subject.step or case.own.reference is None:
+        return Skipped(
+            "the run has moved on from its reference" if case.subject.step else "the coefficient is always 0"
+        )
+    with torch.no_grad():
+        terms = case.objective().loss(case.sampled)
+    error = max(_largest(values) for name, values in terms.per_token.items() if name in ("kl", "kl/k2", "kl/k3"))
+    if not error <= KL_NATS:
+        cause = "a reference that is no copy of the policy: other weights, another dtype, or dropout in one of them"
+        return Finding(
+            f"KL(policy, reference) is {error:.2g} nats", cause, "copy the policy when nothing has moved yet."
+        )
+    return f"KL(policy, reference) is at most {error:.2g} nats"
+
+
+def ratio(case: Rehearsal) -> str | Finding:
+    """At the first update every ratio is 1 and nothing is clipped, at the configured temperature and precision."""
+    objective = altered(case.objective(case.own.autocast), exact_sampler=case.own.exact_sampler)
+    experience, _ = objective.collect(case.subject.step)
+    with torch.no_grad():
+        per_token = objective.loss(experience).per_token
+    rounded = not case.own.exact_sampler and not case.own.single_update  # old and new are two forwards in bf16
+    off = (per_token["ratio/max"] - 1).abs()
+    error = float(off.mean() if rounded else off.max())
+    clipped = max((float(v.mean()) for name, v in per_token.items() if name.startswith("clip_frac")), default=0.0)
+    seen = f"ratio - 1 is {'on average' if rounded else 'at most'} {error:.2g}, {clipped:.2g} of the tokens are clipped"
+    if not error <= (ROUNDED_NATS if rounded else EXACT_NATS) or (clipped and not rounded):
+        cause = "old log-probs of another policy, temperature or precision than the new ones"
+        return Finding(seen, cause, "take both from the same weights at grpo.temperature.")
+    return f"{seen}, at temperature {case.temperature:g}"
+
+
+def _explained(case: Rehearsal, values: Tensor, plain: Tensor, whose: str) -> tuple[str, str]:
+    """Cause and fix: the mistake with which a plain forward says what was said, where it is not what it should be."""
+    if len(values) != len(plain):
+        return f"an off-by-one in {whose}: other tokens than those with a weight", "score the tokens with a weight."
+    mistakes = {
+        (
+            f"temperature {temperature:.3g} in {whose} where grpo.temperature is {case.temperature:g}",
+            "divide the logits by grpo.temperature wherever log-probs are made.",
+        ): case.plain(temperature=temperature)
+        for temperature in (0.05 * i for i in range(1, 61))
+    } | {
+        (
+            f"an off-by-one in {whose}: position {position:+d} and token {token:+d} of the right ones",
+            "read the log-prob of token j from the hidden state at column j - 1.",
+        ): case.plain(position=position, token=token)
+        for position, token in product((-1, 0, 1), repeat=2)
+    }
+    wrong = (values - plain).abs() > EXACT_NATS
+    shares = {said: float(((values - m).abs() < 10 * EXACT_NATS)[wrong].float().mean()) for said, m in mistakes.items()}
+    best = max(shares, key=lambda said: shares[said])
+    if shares[best] > EXPLAINED_SHARE:
+        return best
+    filtered = case.own.sampling.top_k or case.own.sampling.top_p
+    if filtered and bool((values > plain - EXACT_NATS).all()):
+        return f"log-probs of {whose} renormalised over top_k or top_p", "take them over the whole vocabulary."
+    if not _apart(case)[whose] <= EXACT_NATS:
+        return PADDED
+    return f"positions, mask or cache of {whose}", "compare it with policy.hidden on one row without padding."
+
+
+def _apart(case: Rehearsal) -> dict[str, float]:
+    """How far what is said of rows together is from what is said of each alone, in nats, of who says it."""
+    ids = [prompt.ids for prompt in case.prompts]
+    ids.append(ids[-1][: (len(ids[-1]) + 1) // 2])  # so that there is padding, whatever the prompts
+    answers = zip(case.greedy(ids), [case.greedy([each])[0] for each in ids], strict=True)
+    alone = []
+    for i, hidden in enumerate(case.hidden):
+        row = case.sampled.rows(torch.tensor([i], device=case.device), len(hidden))
+        alone.append(case.trained(case.objective(), row))
+    return {
+        "the sampler": max(_gap(together, apart) for together, apart in answers),
+        "the training forward": _gap(case.trained_on, torch.cat(alone)),
+    }
+
+
+def _gap(one: Tensor, other: Tensor) -> float:
+    """The largest difference; infinite for different shapes."""
+    return _largest(one - other) if one.shape == other.shape else math.inf
+
+
+def _largest(values: Tensor) -> float:
+    return float(values.abs().max())
+
+
+def _most(errors: Mapping[str, float]) -> str:
+    return f"they differ by at most {max(errors.values()):.0e} nats"

@@ -1,0 +1,93 @@
+"""Whether what is trained, and what is scored, is what was sampled: asked of ids that are known beforehand."""
+
+from __future__ import annotations
+
+from rookexp.rehearsal import Finding, Rehearsal
+
+
+def prompt_prefix(case: Rehearsal) -> str | Finding:
+    """Every trained row begins with its prompt's ids, and they are those of its text, alone and before an answer."""
+    rows = case.recited.experience.tokens.tolist()
+    for i, row in enumerate(rows):
+        prompt = case.prompts[i // case.rows]
+        if tuple(row[: len(prompt.ids)]) != prompt.ids:
+            seen = f"row {i} does not begin with the ids of its prompt {prompt.text[:40]!r}"
+            return Finding(seen, "a prompt cut, padded on the left or encoded again", "train on the prompt's own ids.")
+    answers = {prompt.text: answer for prompt, answer in case.golds}
+    for prompt in case.prompts:
+        if tuple(case.words.encode(prompt.text)) != prompt.ids:
+            seen = f"the ids of the prompt {prompt.text[:40]!r} are those of another text"
+            return Finding(seen, "a task that changes text or ids after encoding", "encode the text that is asked.")
+        whole = case.words.encode(prompt.text + answers.get(prompt.text, ""))
+        if tuple(whole[: len(prompt.ids)]) != prompt.ids:
+            seen = f"the ids of prompt and gold answer do not begin with those of the prompt {prompt.text[:40]!r}"
+            cause = "a token that spans the end of the prompt and the start of the answer"
+            return Finding(seen, cause, "end the prompt where the tokenizer splits.")
+    return f"the prompt's ids begin each of {len(rows)} rows and are those of its text"
+
+
+def shared_prompt(case: Rehearsal) -> str | Finding:
+    """The rows of a group continue one prompt."""
+    experience = case.recited.experience
+    groups = zip(experience.tokens.split(case.rows), experience.prompt.split(case.rows), strict=True)
+    for group, ((rows, owner), prompt) in enumerate(zip(groups, case.prompts, strict=True)):
+        if (rows[:, : len(prompt.ids)] != rows[0, : len(prompt.ids)]).any() or (owner != owner[0]).any():
+            cause = "completions that are not ordered prompt by prompt: rewards of different questions are compared"
+            fix = "put the completions of prompt p into rows p * group_size and following."
+            return Finding(f"the rows of group {group} continue different prompts", cause, fix)
+    return f"the {case.rows} rows of each of {len(case.prompts)} groups continue one prompt"
+
+
+def trained_ids(case: Rehearsal) -> str | Finding:
+    """The completion ids that are trained are those that were sampled, all of them and no others but for the end."""
+    for i, (row, weighted) in enumerate(zip(*_recited_rows(case), strict=True)):
+        prompt, script = case.prompts[i // case.rows], case.recited.scripts[i // case.rows]
+        start = len(prompt.ids)
+        if tuple(row[start : start + len(script) - 1]) != script[:-1]:
+            again = case.words.encode(case.words.decode(script))
+            seen = f"row {i} trains on other ids than were sampled"
+            if row[start : start + len(again)] == again:
+                fix = "keep the ids that the sampler drew; text is for rewards and logs."
+                return Finding(seen, "re-tokenised text in place of the sampled ids", fix)
+            return Finding(seen, "ids changed between sampler and trainer", "pass the sampler's tokens on as they are.")
+        places = list(range(start, start + len(script)))
+        if [place for place in weighted if place != places[-1]] != places[:-1]:
+            seen = f"row {i} has weights at columns {weighted[:1]} to {weighted[-1:]}, its completion is at "
+            seen += f"{places[0]} to {places[-1]}"
+            cause = "an off-by-one in the completion mask" if weighted else "a completion without any weight"
+            return Finding(seen, cause, "weight column j where token j was sampled: from the prompt's length on.")
+    return f"{len(case.recited.scripts[0]) - 1} known ids a row are trained as they were sampled, and nothing else is"
+
+
+def end_of_text(case: Rehearsal) -> str | Finding:
+    """The end-of-text that was sampled is in the row and in the loss."""
+    for i, (row, weighted) in enumerate(zip(*_recited_rows(case), strict=True)):
+        end = len(case.prompts[i // case.rows].ids) + len(case.recited.scripts[i // case.rows]) - 1
+        if end >= len(row) or row[end] != case.words.eot_id or end not in weighted:
+            fix = "count it as a completion token, so that the policy learns when to stop."
+            return Finding(
+                f"row {i} has no weight on its sampled end-of-text", "end-of-text masked out as padding", fix
+            )
+    return f"the sampled end-of-text of {len(case.recited.experience.tokens)} rows is in the loss"
+
+
+def scored_text(case: Rehearsal) -> str | Finding:
+    """The reward gets the text of the sampled ids, to the letter."""
+    for i, given in enumerate(case.recited.scored):
+        prompt = case.prompts[i // case.rows].text
+        said = case.words.decode(case.recited.scripts[i // case.rows])
+        if given != said:
+            causes = {
+                prompt + said: "the prompt left in the completion",
+                said.strip(): "white space stripped from the completion",
+                said[len(prompt) :]: "a prompt stripped from a completion that does not hold it",
+            }
+            cause = causes.get(given, "a completion decoded or cut in another way")
+            return Finding(f"the reward got {given!r} where {said!r} was sampled", cause, "score what was sampled.")
+    return f"the reward gets the text of the sampled ids in {len(case.recited.scored)} rows"
+
+
+def _recited_rows(case: Rehearsal) -> tuple[list[list[int]], list[list[int]]]:
+    """The ids of each recited row, and its columns with a weight."""
+    experience = case.recited.experience
+    return experience.tokens.tolist(), [row.nonzero()[:, 0].tolist() for row in experience.weights]

@@ -1,0 +1,503 @@
+"""The self-check: quiet where all is well, names each planted bug and no other, and leaves the run as it was."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import hydra
+import pytest
+import torch
+from tiny import LONGEST, PROMPTS, Ask, Letters, Vowels, bf16, flat, grpo, nudged, policy, trainer
+from torch import Tensor, nn
+
+from rookexp import baselines, build, checkup, coefficients, doctor, door, generate, losses, ops, returns, train
+from rookexp.evaluation import Greedy
+from rookexp.models.gpt2 import GPT2, KVCache
+from rookexp.objectives.grpo import GRPO
+from rookexp.objectives.rollouts import RolloutSource
+from rookexp.rehearsal import Finding, Skipped, Subject
+from rookexp.types import Prompt, Rollouts, Scores
+
+Patch = pytest.MonkeyPatch
+
+
+class AskVowels(Ask):
+    """Asks for vowels."""
+
+    def __init__(self, texts: Sequence[str] = PROMPTS, gold: str = "aeio") -> None:
+        super().__init__(texts)
+        self.answer = gold
+
+    def gold(self, prompt: Prompt) -> str:
+        return self.answer
+
+
+@dataclass
+class World:
+    """What a run of the tiny world is made of; a bug is planted into some part of it."""
+
+    model: Any = field(default_factory=policy)
+    task: Any = field(default_factory=AskVowels)
+    reward: Any = field(default_factory=Vowels)
+    tokenizer: Any = field(default_factory=Letters)
+    evaluated_by: Any = None  # the reward of the evaluation; None: the same
+    optimized: Any = None  # the model of the optimizer; None: the same
+    lr: float = 1e-3
+    step: int = 0
+    objective: dict[str, Any] = field(default_factory=dict)
+
+    def subject(self) -> Subject:
+        parts = {"task": self.task, "reward": self.reward, "tokenizer": self.tokenizer}
+        objective = grpo(self.model, **parts, **self.objective)
+        parameters = [
+            *(self.optimized or self.model).parameters(),
+            *(p for h in objective.heads for p in h.parameters()),
+        ]
+        made = trainer(self.model, objective, torch.optim.AdamW(parameters), lr=self.lr, micro_batch=5)
+        greedy = Greedy(
+            policy=self.model,
+            tokenizer=self.tokenizer,
+            prompts=self.task.select(0),
+            reward=self.evaluated_by or self.reward,
+            max_new_tokens=LONGEST,
+            autocast=nullcontext,
+        )
+        return Subject(objective, made, greedy, self.tokenizer, self.step)
+
+    def examined(self) -> tuple[dict[str, Finding], dict[str, str]]:
+        """The findings, and why what was skipped was skipped."""
+        lines = list(checkup.examine(self.subject(), checkup.QUICK))
+        assert [line.name for line in lines] == [checkup.name_of(check) for check in checkup.CHECKS]
+        assert all("\n" not in str(line) for line in lines)
+        return (
+            {line.name: line.result for line in lines if isinstance(line.result, Finding)},
+            {line.name: line.result.why for line in lines if isinstance(line.result, Skipped)},
+        )
+
+
+# ---- nothing is wrong -----------------------------------------------------------------------------------------------
+
+HEALTHY: dict[str, dict[str, Any]] = {
+    "default": {},
+    "cold": {"temperature": 0.7},
+    "hot": {"temperature": 1.3},
+    "top_k": {"sampling": generate.Sampling(temperature=0.8, top_k=5, top_p=0.9, max_new_tokens=LONGEST)},
+    "bf16": {"autocast": bf16, "exact_sampler": False},
+    "bf16, several updates": {"autocast": bf16, "exact_sampler": False, "single_update": False},
+    "several updates": {"single_update": False},
+    "dropped": {"dead_groups": "dropped", "truncated": "masked", "overlong_buffer": 5},
+    "resampled": {"dead_groups": "resampled"},
+    "kl in reward": {"kl_placement": "reward"},
+    "no kl": {"coefficient": coefficients.NoKL(), "entropy_coef": 0.0},
+    "alone": {"group_size": 1, "baseline": baselines.Ema(alpha=0.1, per="task")},
+    "gae": {
+        "baseline": returns.Gae(
+            gamma=1.0,
+            lam=0.95,
+            whiten=True,
+            bootstrap="zero",
+            value_lr=1e-3,
+            value_coef=0.5,
+            value_clip=None,
+            detach=False,
+        )
+    },
+    "gspo": {"policy_loss": losses.Gspo(clip_low=3e-4, clip_high=4e-4)},
+    "reinforce": {"policy_loss": losses.Reinforce()},
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_run_has_no_finding(name: str) -> None:
+    findings, skipped = World(objective=HEALTHY[name]).examined()
+    assert not findings
+    expected = {} if "bf16" in name else {"rounding": "the run computes in fp32"}
+    expected |= {"reference": "the coefficient is always 0"} if name == "no kl" else {}
+    assert skipped == expected
+
+
+def test_what_cannot_be_asked_is_skipped_with_the_reason() -> None:
+    findings, skipped = World(task=Ask(PROMPTS), step=3).examined()
+    assert not findings
+    assert skipped["gold answers"] == skipped["max new tokens"] == "the task offers no gold(prompt)"
+    assert skipped["reference"] == "the run has moved on from its reference"
+
+
+def test_a_run_that_was_examined_is_as_it_was() -> None:
+    subject = World(objective={"baseline": baselines.Ema(alpha=0.1, per="task")}).subject()
+
+    def state() -> list[Any]:
+        objective, optimizer = subject.objective, subject.trainer.optimizer
+        tensors = [*objective.policy.state_dict().values(), *objective.baseline.state_dict().values()]
+        tensors += [value for part in optimizer.state.values() for value in part.values()]
+        return [torch.get_rng_state(), *(t.clone() for t in tensors), *(p.grad for p in objective.policy.parameters())]
+
+    subject.trainer.update(0, subject.objective.collect(0)[0])  # so that all parts have a state
+    before, rates = state(), [group["lr"] for group in subject.trainer.optimizer.param_groups]
+    list(checkup.examine(subject, checkup.QUICK))
+    after = state()
+    assert len(before) == len(after)
+    assert all(a is b if a is None else torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert rates == [group["lr"] for group in subject.trainer.optimizer.param_groups]
+
+
+# ---- planted bugs ---------------------------------------------------------------------------------------------------
+
+
+def sampled(patch: Patch, change: Callable[[RolloutSource, Rollouts], Rollouts]) -> None:
+    """Plants a change of what was sampled on its way to the objective."""
+    sample = RolloutSource.sample
+    patch.setattr(RolloutSource, "sample", lambda self, *asked: change(self, sample(self, *asked)))
+
+
+def dropout_on(patch: Patch) -> World:
+    model = policy()
+    model.ln_f = nn.Sequential(model.ln_f, nn.Dropout(0.1))  # type: ignore[assignment]
+    return World(model)
+
+
+def dropout_without_a_module(patch: Patch) -> World:
+    hidden = GPT2.hidden
+    patch.setattr(GPT2, "hidden", lambda self, tokens: nn.functional.dropout(hidden(self, tokens), 0.1))
+    return World()
+
+
+def bf16_weights(patch: Patch) -> World:
+    return World(policy().bfloat16())
+
+
+def another_models_optimizer(patch: Patch) -> World:
+    return World(optimized=policy())
+
+
+def sampled_at_one(patch: Patch) -> World:
+    sample = generate.sample
+    patch.setattr(
+        generate, "sample", lambda m, p, s, sampling, e: sample(m, p, s, replace(sampling, temperature=1.0), e)
+    )
+    return World(objective={"temperature": 0.7})
+
+
+def scored_at_one(patch: Patch) -> World:
+    sampled(patch, lambda self, rollouts: replace(rollouts, temperature=torch.ones_like(rollouts.temperature)))
+    return World(objective={"temperature": 1.3})
+
+
+def left_padded_positions(patch: Patch) -> World:
+    patch.setattr(KVCache, "positions", property(lambda self: self.lengths.amax() + self.added + 0 * self.owner))
+    return World()
+
+
+def attended_padding(patch: Patch) -> World:
+    hidden_after = GPT2.hidden_after
+    patch.setattr(
+        GPT2, "hidden_after", lambda s, p, lengths, *more: hidden_after(s, p, 0 * lengths + p.shape[1], *more)
+    )
+    return World()
+
+
+def tokens_one_late(patch: Patch) -> World:
+    stats = ops.token_stats
+    patch.setattr(ops, "token_stats", lambda h, w, targets, *more, **k: stats(h, w, targets.roll(1), *more, **k))
+    return World()
+
+
+def positions_one_late(patch: Patch) -> World:
+    hidden_after = GPT2.hidden_after
+    patch.setattr(GPT2, "hidden_after", lambda self, *asked: hidden_after(self, *asked).roll(-1, 1))
+    return World()
+
+
+def mask_one_early(patch: Patch) -> World:
+    sampled(patch, lambda self, r: replace(r, mask=r.mask.roll(-1, 1), logprobs=r.logprobs.roll(-1, 1)))
+    return World()
+
+
+def filtered_log_probs(patch: Patch) -> World:
+    draw = generate._draw
+
+    def drawn(logits: Tensor, uniforms: Tensor, sampling: generate.Sampling) -> tuple[Tensor, Tensor]:
+        tokens, _ = draw(logits, uniforms, sampling)
+        kept = generate.filtered(logits / sampling.temperature, sampling.top_k, sampling.top_p)
+        return tokens, kept.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+
+    patch.setattr(generate, "_draw", drawn)
+    return World(objective=HEALTHY["top_k"])
+
+
+class TwoWays(Letters):
+    """Every letter has two ids, of which the encoder knows the lower."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return super().decode([(i - 1) % 8 + 1 if i else 0 for i in ids])
+
+
+def tokenised_again(patch: Patch) -> World:
+    def again(self: RolloutSource, rollouts: Rollouts) -> Rollouts:
+        tokens = rollouts.tokens.clone()
+        for row, kept, text in zip(tokens, rollouts.mask, rollouts.texts, strict=True):
+            start = int(kept.nonzero()[0])
+            row[start : start + len(text)] = torch.tensor(TwoWays().encode(text))
+        return replace(rollouts, tokens=tokens)
+
+    sampled(patch, again)
+    return World(task=AskVowels(("abc", "h", "fedcbd"), "aeea"), tokenizer=TwoWays())
+
+
+def end_masked_out(patch: Patch) -> World:
+    sampled(patch, lambda self, r: replace(r, mask=r.mask & (r.tokens != self.tokenizer.eot_id)))
+    return World()
+
+
+def rows_out_of_order(patch: Patch) -> World:
+    def reversed_rows(self: RolloutSource, r: Rollouts) -> Rollouts:
+        names = ("tokens", "mask", "logprobs", "truncated")
+        order = torch.arange(len(r.texts)).view(len(r.prompts), -1).T.flatten()  # completion by completion
+        return replace(r, texts=tuple(r.texts[i] for i in order), **{name: getattr(r, name)[order] for name in names})
+
+    sampled(patch, reversed_rows)
+    return World()
+
+
+class Marked(AskVowels):
+    """Prompts with one id more than their text has."""
+
+    def select(self, step: int) -> tuple[Prompt, ...]:
+        return tuple(replace(prompt, ids=(16, *prompt.ids)) for prompt in super().select(step))
+
+
+def another_prompt(patch: Patch) -> World:
+    return World(task=Marked())
+
+
+class Merging(Letters):
+    """Knows a token for the end of a prompt and the start of its answer."""
+
+    def encode(self, text: str) -> list[int]:
+        return super().encode(text.replace("ka", "p"))
+
+
+def merged_tokens(patch: Patch) -> World:
+    return World(tokenizer=Merging())
+
+
+def stripped_before_the_reward(patch: Patch) -> World:
+    score = RolloutSource.score
+
+    def cut(self: RolloutSource, rollouts: Rollouts) -> Scores:
+        texts = [text[len(rollouts.prompts[i // self.group_size].text) :] for i, text in enumerate(rollouts.texts)]
+        return score(self, replace(rollouts, texts=tuple(texts)))
+
+    patch.setattr(RolloutSource, "score", cut)
+    return World()
+
+
+class Stripping(Vowels):
+    """Takes the prompt off a completion that never had it."""
+
+    def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
+        group = len(texts) // len(prompts)
+        return super().score(prompts, [text[len(prompts[i // group].text) :] for i, text in enumerate(texts)])
+
+
+def stripped_in_the_reward(patch: Patch) -> World:
+    return World(reward=Stripping())
+
+
+class Consonants(Vowels):
+    """Pays what nobody was asked for."""
+
+    def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
+        scores = super().score(prompts, texts)
+        return replace(scores, rewards=-scores.rewards)
+
+
+def wrong_labels(patch: Patch) -> World:
+    return World(reward=Consonants())
+
+
+def another_parser(patch: Patch) -> World:
+    return World(evaluated_by=Vowels(shift=0.1))
+
+
+def gold_cut(patch: Patch) -> World:
+    return World(task=AskVowels(gold="aeioaeio"))
+
+
+def rate_too_small(patch: Patch) -> World:
+    return World(lr=1e-12)
+
+
+def nothing_to_learn(patch: Patch) -> World:
+    return World(objective={"policy_loss": Detached(), "coefficient": coefficients.NoKL(), "entropy_coef": 0.0})
+
+
+class Detached(losses.Reinforce):
+    """A loss without a gradient."""
+
+    def __call__(self, logprobs: Tensor, old: Tensor, advantages: Tensor, row: Tensor) -> Tensor:
+        return super().__call__(logprobs.detach(), old, advantages, row) + 0 * logprobs
+
+
+def another_reference(patch: Patch) -> World:
+    world = World()
+    subject = world.subject()
+    nudged(subject.objective.reference)  # type: ignore[arg-type]
+    patch.setattr(world, "subject", lambda: subject, raising=False)
+    return world
+
+
+def stale_log_probs(patch: Patch) -> World:
+    """For several updates in bf16 the old log-probs are computed anew, here by a colder policy."""
+    look = GRPO._look
+
+    def stale(self: GRPO, *asked: Any) -> dict[str, Tensor]:
+        found = look(self, *asked)
+        return found | {"logprobs": found["logprobs"] * 1.5}
+
+    patch.setattr(GRPO, "_look", stale)
+    return World(objective=HEALTHY["bf16, several updates"])
+
+
+PLANTED: dict[Callable[[Patch], World], tuple[str, str]] = {
+    dropout_on: ("dropout", "dropout left on"),
+    dropout_without_a_module: ("dropout", "dropout left on"),
+    bf16_weights: ("master weights", "half precision: bf16 master weights"),
+    another_models_optimizer: ("master weights", "another copy of the model"),
+    sampled_at_one: ("log probs", "temperature 1 in the sampler where grpo.temperature is 0.7"),
+    scored_at_one: ("log probs", "temperature 1 in the training forward where grpo.temperature is 1.3"),
+    left_padded_positions: ("log probs", "left padding"),
+    attended_padding: ("log probs", "left padding"),
+    tokens_one_late: ("log probs", "off-by-one in the training forward: position +0 and token -1"),
+    positions_one_late: ("log probs", "off-by-one in the training forward: position +1 and token +0"),
+    mask_one_early: ("trained ids", "off-by-one in the completion mask"),
+    filtered_log_probs: ("log probs", "renormalised over top_k or top_p"),
+    tokenised_again: ("trained ids", "re-tokenised text"),
+    end_masked_out: ("end of text", "end-of-text masked out"),
+    rows_out_of_order: ("shared prompt", "not ordered prompt by prompt"),
+    another_prompt: ("prompt prefix", "changes text or ids after encoding"),
+    merged_tokens: ("prompt prefix", "spans the end of the prompt"),
+    stripped_before_the_reward: ("scored text", "prompt stripped from a completion"),
+    stripped_in_the_reward: ("gold answers", "the prompt stripped before scoring"),
+    wrong_labels: ("gold answers", "labels that are not the reward's best"),
+    another_parser: ("evaluation", "a parser of its own"),
+    gold_cut: ("max new tokens", "cut off by grpo.max_new_tokens=6"),
+    rate_too_small: ("update", "learning rate too small"),
+    nothing_to_learn: ("update", "cut off from the policy"),
+    another_reference: ("reference", "no copy of the policy"),
+    stale_log_probs: ("ratio", "old log-probs of another policy"),
+}
+
+
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+def test_a_planted_bug_is_named_and_nothing_else_is(plant: Callable[[Patch], World], monkeypatch: Patch) -> None:
+    findings, _ = plant(monkeypatch).examined()
+    check, cause = PLANTED[plant]
+    assert list(findings) == [check], findings
+    assert cause in findings[check].cause
+    assert findings[check].fix.endswith(".")
+    assert findings[check].fix.count(". ") == 0
+
+
+# ---- the doors ------------------------------------------------------------------------------------------------------
+
+SMALL = (
+    "model=fresh_nano model.n_layer=1 model.n_head=2 model.n_embd=16 hardware=cpu hardware.threads=1 "
+    "hardware.precision=fp32 track=local verdict=off steps=2 grpo.prompts_per_step=2 grpo.group_size=2 "
+    "grpo.max_new_tokens=30 eval.every=1"
+)
+Shell = Callable[..., int]
+
+
+@pytest.fixture
+def shell(monkeypatch: Patch, tmp_path: Path, quiet_logging: None) -> Shell:
+    """Types a command line in an empty folder; the exit status."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(door.FULL_ERROR, raising=False)
+
+    def call(name: str, line: str) -> int:
+        monkeypatch.setattr(sys, "argv", [f"rookexp-{name}", *line.split()])
+        try:
+            door.enter({"train": train.train, "doctor": doctor.doctor}[name], "config")
+        except SystemExit as end:
+            return end.code if isinstance(end.code, int) else 0
+        return 0
+
+    return call
+
+
+def test_a_training_is_the_same_with_and_without_the_check(
+    shell: Shell, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for word in ("quick", "off"):
+        assert shell("train", f"{SMALL} kl.warmup=1 optim.lr=0.01 doctor={word} hydra.run.dir={word}") == 0
+        out = capsys.readouterr().out
+        assert out.count("self-check: nothing found by 16 checks in ") == (word == "quick")
+        assert "OK" not in out
+    rows = [
+        [json.loads(line) for line in (tmp_path / word / "metrics.jsonl").read_text().splitlines()]
+        for word in ("quick", "off")
+    ]
+    for row in (*rows[0], *rows[1]):
+        row.pop("step_s", None), row.pop("tokens_per_s", None)
+    assert len(rows[0]) == 3
+    assert rows[0] == rows[1]
+    for name in ("model/model.safetensors", "optimizer.safetensors", "modules.safetensors"):
+        one, other = (tmp_path / word / "checkpoints" / "step-000002" / name for word in ("quick", "off"))
+        assert one.read_bytes() == other.read_bytes()
+    assert shell("train", "resume=quick steps=3") == 0
+    assert capsys.readouterr().out.count("self-check: nothing found") == 1, "a run that goes on is checked as well"
+
+
+def test_a_finding_ends_a_training_before_its_first_step(
+    shell: Shell, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert shell("train", f"{SMALL} grpo.max_new_tokens=9 optim.lr=1e-30 hydra.run.dir=run") == 1
+    captured = capsys.readouterr()
+    names = "max new tokens, update"
+    assert (
+        captured.err == f"error: the self-check found something: {names}; mend it, or train unchecked with doctor=off\n"
+    )
+    first, second = captured.out.splitlines()
+    assert first == (
+        "FINDING max new tokens: the longest of 2 gold answers has 27 tokens with its end; likely a right answer cut "
+        "off by grpo.max_new_tokens=9; set grpo.max_new_tokens to 27 or more."
+    )
+    assert second.startswith("FINDING update: an update at the largest rate 1e-30 moves 0.5% of the ")
+    assert second.endswith("; likely a learning rate too small for the weights' precision; raise optim.lr.")
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    assert shell("train", f"{SMALL} grpo.max_new_tokens=9 optim.lr=1e-30 doctor=off") == 0
+    assert shell("train", f"{SMALL} doctor=quik") == 2
+    assert "doctor=quik: allowed: quick, off; did you mean quick?" in capsys.readouterr().err
+
+
+def test_the_door_prints_a_line_for_every_check(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
+    assert shell("doctor", f"{SMALL} grpo.temperature=0.7 doctor=off") == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(checkup.CHECKS)
+    assert all(line.startswith("OK  ") or line == "SKIP rounding: the run computes in fp32" for line in lines)
+    assert last.startswith("self-check: nothing found by 16 checks in ")
+    assert shell("doctor", f"{SMALL} optim.lr=1e-30") == 1
+    captured = capsys.readouterr()
+    assert captured.out.count("FINDING") == 1
+    assert captured.out.count("OK  ") == 14
+    assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("more", ["", "task.style=bare grpo.temperature=1.3 baseline=gae"])
+def test_the_embedded_model_is_healthy(more: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    door.register_resolvers()
+    words = ["hardware=cpu", "hardware.threads=1", "track=local", "hardware.precision=fp32", *more.split()]
+    with hydra.initialize_config_dir(str(door.conf_dir()), **door.version_base()):
+        config = door.plain(hydra.compose("config", words))
+    subject = build.build_training(config, tmp_path).subject
+    before = flat(subject.objective.policy)  # type: ignore[union-attr, arg-type]
+    lines = list(checkup.examine(subject, checkup.QUICK))  # type: ignore[arg-type]
+    assert not [str(line) for line in lines if isinstance(line.result, Finding)]
+    assert torch.equal(flat(subject.objective.policy), before)  # type: ignore[union-attr, arg-type]

@@ -1,0 +1,254 @@
+"""Rollouts: what is sampled depends on seed and step alone, what it is worth, and which groups are asked again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tiny import EOT, LONGEST, PROMPTS, Ask, Letters, Vowels, grpo, policy
+from torch import Tensor
+
+from rookexp import generate
+from rookexp.errors import ConfigError
+from rookexp.objectives.rollout_metrics import rollout_metrics
+from rookexp.types import Prompt, Rollouts, Scores
+
+FOUR = ("abc", "k", "ponmlk", "b")
+
+
+class AnyVowel:
+    """1 where a completion has a vowel, else 0, so that some groups are dead; remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[list[str], list[str]]] = []
+
+    def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
+        self.asked.append(([prompt.text for prompt in prompts], list(texts)))
+        return Scores(worth(texts), {"letters": torch.tensor([float(len(text)) for text in texts])})
+
+
+class Same(Vowels):
+    """The same for everything."""
+
+    def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
+        return Scores(torch.full((len(texts),), 0.1), {})
+
+
+def worth(texts: Sequence[str]) -> Tensor:
+    return torch.tensor([float(any(c in "aeio" for c in text)) for text in texts])
+
+
+def sampled(**changes: Any) -> Rollouts:
+    return grpo(policy(), **changes).source.collect(0)[0]
+
+
+def pairs(**changes: Any) -> Any:
+    """Four prompts, two completions each, of which about half are dead."""
+    return grpo(policy(), **{"task": Ask(FOUR), "reward": AnyVowel(), "group_size": 2} | changes)
+
+
+# ---- sampling -------------------------------------------------------------------------------------------------------
+
+
+def test_rollouts_depend_on_seed_and_step_alone() -> None:
+    source = grpo(policy()).source
+    first = source.collect(5)[0]
+    source.collect(6)
+    assert source.collect(5)[0].texts == grpo(policy()).source.collect(5)[0].texts == first.texts
+    assert source.collect(6)[0].texts != first.texts
+    assert grpo(policy(), seed=1).source.collect(5)[0].texts != first.texts
+    assert len(set(sampled(task=Ask(["abc", "abc"])).texts)) > 4  # no two rows share their draws
+
+
+def test_texts_tokens_and_ends_are_of_one_completion() -> None:
+    rollouts = sampled()
+    assert rollouts.tokens.shape == rollouts.mask.shape == rollouts.logprobs.shape
+    for row, prompt in enumerate(rollouts.prompts[p] for p in range(3) for _ in range(4)):
+        length = len(prompt.ids)
+        assert tuple(rollouts.tokens[row, :length].tolist()) == prompt.ids
+        completion = rollouts.tokens[row][rollouts.mask[row]].tolist()
+        assert rollouts.mask[row, length : length + len(completion)].all()
+        assert rollouts.texts[row] == Letters().decode(completion)
+        assert (completion[-1] == EOT) != bool(rollouts.truncated[row])
+        assert not rollouts.logprobs[row][~rollouts.mask[row]].any()
+    assert rollouts.temperature.tolist() == [1.0] * 12
+
+
+# ---- rewards --------------------------------------------------------------------------------------------------------
+
+
+def test_rewards_of_another_count_are_refused() -> None:
+    class Half(Vowels):
+        def score(self, prompts: Any, texts: Any) -> Scores:
+            return super().score(prompts, texts[:4])
+
+    with pytest.raises(RuntimeError, match="shape"):
+        grpo(policy(), reward=Half()).collect(0)
+
+
+def test_a_reward_that_does_not_apply_is_refused_with_the_prompt() -> None:
+    class NotForK(Vowels):
+        def score(self, prompts: Any, texts: Any) -> Scores:
+            scores = super().score(prompts, texts)
+            scores.rewards[5] = math.nan
+            return scores
+
+    with pytest.raises(ConfigError, match=r"no component applies to a completion of 'k'"):
+        grpo(policy(), reward=NotForK()).collect(0)
+
+
+def test_a_long_completion_loses_reward_before_the_limit() -> None:
+    rollouts, scores, _ = grpo(policy()).source.collect(0)
+    table: list[dict[str, Any]] = []
+    objective = grpo(policy(), overlong_buffer=3, on_completions=lambda step, rows: table.extend(rows))
+    _, penalised, _ = objective.source.collect(0)
+    lengths = rollouts.mask.sum(1).tolist()
+    assert min(lengths) <= 3 < LONGEST - 1 < max(lengths)  # some lose nothing, some all
+    expected = [{4: -1 / 3, 5: -2 / 3, 6: -1.0}.get(length, 0.0) for length in lengths]
+    assert penalised.parts["overlong"].tolist() == pytest.approx(expected)
+    assert (penalised.rewards - scores.rewards).tolist() == pytest.approx(expected, abs=1e-6)
+    assert penalised.parts.keys() == {"first", "overlong"}
+    experience, metrics = objective.collect(0)
+    assert metrics["reward/overlong"] == pytest.approx(sum(expected) / 12)
+    assert metrics["reward/mean"] == pytest.approx(float(scores.rewards.mean()) + sum(expected) / 12)
+    assert [row["overlong"] for row in table] == pytest.approx(expected)
+    groups = penalised.rewards.view(3, 4)
+    advantages = (groups - groups.mean(1, keepdim=True)).flatten()[:, None] * rollouts.mask
+    assert torch.allclose(experience.advantages, advantages, atol=1e-6)
+
+
+def test_a_buffer_longer_than_a_completion_is_refused_at_build() -> None:
+    grpo(policy(), overlong_buffer=LONGEST)
+    with pytest.raises(
+        ConfigError, match=rf"grpo\.overlong_buffer={LONGEST + 1}: allowed: .*grpo\.max_new_tokens={LONGEST}"
+    ):
+        grpo(policy(), overlong_buffer=LONGEST + 1)
+
+
+# ---- groups that are asked again ------------------------------------------------------------------------------------
+
+
+def is_dead(texts: Sequence[str]) -> bool:
+    return len(set(worth(texts).tolist())) == 1
+
+
+@pytest.mark.parametrize("step", range(3))
+def test_only_dead_groups_are_asked_again(step: int) -> None:
+    reward = AnyVowel()
+    objective = pairs(reward=reward, dead_groups="resampled", max_resamples=3)
+    rollouts, scores, count = objective.source.collect(step)
+    first = pairs().source.collect(step)[0]
+    texts = list(reward.asked[0][1])
+    assert (reward.asked[0][0], texts) == (list(FOUR), list(first.texts))
+    assert 2 <= len(reward.asked) <= 4
+    untouched = set(range(4))
+    for names, new in reward.asked[1:]:
+        dead = [p for p in range(4) if is_dead(texts[2 * p : 2 * p + 2])]
+        assert names == [FOUR[p] for p in dead]
+        for i, p in enumerate(dead):
+            texts[2 * p : 2 * p + 2] = new[2 * i : 2 * i + 2]
+        untouched -= set(dead)
+    if len(reward.asked) < 4:
+        assert not any(is_dead(texts[2 * p : 2 * p + 2]) for p in range(4)), "it goes on until none is dead"
+    assert 0 < len(untouched) < 4
+    assert rollouts.texts == tuple(texts)
+    assert scores.rewards.tolist() == worth(texts).tolist()
+    assert scores.parts["letters"].tolist() == [len(text) for text in texts]
+    assert count == sum(len(new) for _, new in reward.asked)
+    assert objective.collect(step)[1]["completions/sampled"] == count
+    for p in untouched:
+        rows, width = slice(2 * p, 2 * p + 2), min(first.tokens.shape[1], rollouts.tokens.shape[1])
+        for name in ("tokens", "mask", "logprobs"):
+            assert torch.equal(getattr(rollouts, name)[rows, :width], getattr(first, name)[rows, :width])
+        assert torch.equal(rollouts.truncated[rows], first.truncated[rows])
+
+
+def test_groups_that_are_asked_again_have_draws_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+    sample = generate.sample
+
+    def spied(model: Any, prompts: Any, own: Sequence[int], *rest: Any) -> Any:
+        seeds.extend(own)
+        return sample(model, prompts, own, *rest)
+
+    monkeypatch.setattr(generate, "sample", spied)
+    objective = grpo(policy(), reward=Same(), dead_groups="resampled", max_resamples=3)
+    assert objective.source.collect(0)[2] == len(seeds) == 12 * 4
+    objective.source.collect(1)
+    assert len(set(seeds)) == len(seeds) == 96
+
+
+@pytest.mark.parametrize("max_resamples", [1, 4])
+def test_what_stays_dead_is_asked_so_often_and_no_more(max_resamples: int) -> None:
+    objective = grpo(policy(), reward=Same(), dead_groups="resampled", max_resamples=max_resamples)
+    rollouts, _, count = objective.source.collect(0)
+    assert count == 12 * (1 + max_resamples)
+    assert len(rollouts.texts) == 12
+    for mode in ("kept", "dropped"):
+        assert grpo(policy(), reward=Same(), dead_groups=mode).source.collect(0)[2] == 12
+
+
+@pytest.mark.parametrize("step", range(3))
+def test_what_was_asked_again_is_scored_by_the_policy_as_it_was_sampled(step: int) -> None:
+    objective = pairs(dead_groups="resampled", max_resamples=3, temperature=1.3)
+    experience, _ = objective.collect(step)
+    found = objective.loss(experience).per_token
+    assert float(found["sampler/abs_logprob_error"].max()) < 1e-5
+    assert float(found["ratio/max"].max()) == pytest.approx(1, abs=1e-5)
+    prompts = [Letters().encode(text) for text in FOUR for _ in range(2)]
+    assert experience.prompt_lengths.tolist() == [len(ids) for ids in prompts]
+    assert [row[: len(ids)] for row, ids in zip(experience.tokens.tolist(), prompts, strict=True)] == prompts
+
+
+def test_asking_again_is_reproducible() -> None:
+    (one, first), (other, second) = (pairs(dead_groups="resampled").collect(2) for _ in range(2))
+    assert first == second
+    assert first["completions/sampled"] > 8
+    for name in ("tokens", "weights", "logprobs", "advantages"):
+        assert torch.equal(getattr(one, name), getattr(other, name))
+    assert pairs(dead_groups="resampled", seed=1).collect(2)[1] != first
+
+
+# ---- metrics --------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_of_the_rollouts() -> None:
+    texts = ("a", "a", "b", "", "c", "d", "e", "f", "g", "g", "g", "g")
+    rollouts = replace(sampled(), texts=texts)
+    rewards = torch.tensor([[1.0, 1, 1, 1], [0, 1, 0, 1], [0, 0, 0, 0]])
+    parts = {"white": torch.tensor([1.0, math.nan, 0.0, 0.5] + [math.nan] * 8)}
+    metrics = rollout_metrics(rollouts, Scores(rewards.flatten(), parts), rewards)
+    assert metrics == pytest.approx(
+        {
+            "reward/mean": 0.5,
+            "reward/std": math.sqrt(12 * 0.25 / 11),
+            "reward/white": 0.5,
+            "frac_reward_zero_std": 2 / 3,
+            "frac_groups_all_best": 1 / 3,
+            "frac_groups_all_worst": 1 / 3,
+            "completions/identical_frac": 6 / 12,  # two a and four g; no two completions are compared across groups
+            "completions/mean_length": float(rollouts.mask.sum()) / 12,
+            "completions/truncated_frac": float(rollouts.truncated.sum()) / 12,
+        }
+    )
+    equal = torch.full((3, 4), 0.3)
+    metrics = rollout_metrics(rollouts, Scores(equal.flatten(), {}), equal)
+    assert metrics["frac_reward_zero_std"] == 1
+    assert metrics["frac_groups_all_best"] == metrics["frac_groups_all_worst"] == 0  # none is better than another
+
+
+def test_each_tasks_reward_is_told_where_there_are_several() -> None:
+    rollouts = sampled()
+    assert not [
+        name for name in rollout_metrics(rollouts, Scores(torch.zeros(12), {}), torch.zeros(3, 4)) if "_P" in name
+    ]
+    prompts = tuple(replace(prompt, task=task) for prompt, task in zip(rollouts.prompts, "PAP", strict=True))
+    rewards = torch.arange(12.0).view(3, 4)
+    metrics = rollout_metrics(replace(rollouts, prompts=prompts), Scores(rewards.flatten(), {}), rewards)
+    assert metrics["reward/mean_P"] == pytest.approx((1.5 + 9.5) / 2)
+    assert metrics["reward/mean_A"] == pytest.approx(5.5)
+    assert len(PROMPTS) == len(prompts)
