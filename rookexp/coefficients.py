@@ -26,13 +26,14 @@ class Coefficient(nn.Module):
         """beta of the coming step, >= 0."""
         raise NotImplementedError
 
-    def observe(self, kl_nats: float, *, tokens: int, rows: int) -> None:
+    def observe(self, kl_nats: float | None, *, tokens: int, rows: int) -> None:
         """Ends a step of `tokens` completion tokens in `rows` completions; `kl_nats` is not multiplied by beta.
 
+        None: no token counted in this step, so that nothing was measured; time goes on all the same.
         Raises: ValueError at a negative or NaN divergence: that is a signed estimator such as k1, and a controller
         fed with it would drive beta down.
         """
-        if not kl_nats >= 0:
+        if kl_nats is not None and not kl_nats >= 0:
             raise ValueError(
                 f"kl_nats = {kl_nats}: a coefficient must see an estimator that is never negative, "
                 "such as the exact divergence or k3"
@@ -96,7 +97,7 @@ class WarmupKL(Coefficient):
             return self.coef
         return self.coef * done / self.warmup if self.shape == "linear" else 0.0
 
-    def observe(self, kl_nats: float, *, tokens: int, rows: int) -> None:
+    def observe(self, kl_nats: float | None, *, tokens: int, rows: int) -> None:
         """Counts a step, or its tokens."""
         super().observe(kl_nats, tokens=tokens, rows=rows)
         self.done += {"steps": 1, "tokens": tokens}[self.unit]
@@ -126,7 +127,7 @@ class AnnealKL(Coefficient):
         share = min(1.0, int(self.steps) / self.anneal_steps)
         return (1 - share) * self.start_coef + share * self.end_coef
 
-    def observe(self, kl_nats: float, *, tokens: int, rows: int) -> None:
+    def observe(self, kl_nats: float | None, *, tokens: int, rows: int) -> None:
         """Counts a step."""
         super().observe(kl_nats, tokens=tokens, rows=rows)
         self.steps += 1
@@ -165,9 +166,11 @@ class _Controlled(Coefficient):
         """beta of the coming step, in [min_coef, max_coef]."""
         return float(self.beta)
 
-    def observe(self, kl_nats: float, *, tokens: int, rows: int) -> None:
-        """beta <- beta factor, held within the bounds."""
+    def observe(self, kl_nats: float | None, *, tokens: int, rows: int) -> None:
+        """beta <- beta factor, held within the bounds; unchanged where nothing was measured."""
         super().observe(kl_nats, tokens=tokens, rows=rows)
+        if kl_nats is None:
+            return
         self.beta.mul_(self.factor(kl_nats, rows)).clamp_(self.min_coef, self.max_coef)
 
     def factor(self, kl_nats: float, rows: int) -> float:

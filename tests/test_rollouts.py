@@ -159,6 +159,8 @@ def test_only_dead_groups_are_asked_again(step: int) -> None:
     assert scores.rewards.tolist() == worth(texts).tolist()
     assert scores.parts["letters"].tolist() == [len(text) for text in texts]
     assert count == sum(len(new) for _, new in reward.asked)
+    last = [int(tokens[mask][-1]) for tokens, mask in zip(rollouts.tokens, rollouts.mask, strict=True)]
+    assert rollouts.truncated.tolist() == [token != EOT for token in last]
     assert objective.collect(step)[1]["completions/sampled"] == count
     for p in untouched:
         rows, width = slice(2 * p, 2 * p + 2), min(first.tokens.shape[1], rollouts.tokens.shape[1])

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, cast
 import torch
 import torch.nn.functional as F
 from annotated_types import Ge, Gt
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from rookexp import baselines, generate, kl, losses, ops, returns, shaping
@@ -144,10 +144,15 @@ class GRPO:
         rewards = scores.rewards.view(len(rollouts.prompts), self.group_size)  # (P, G)
         metrics = rollout_metrics(rollouts, scores, rewards) | {"completions/sampled": float(sampled)}
         device = rollouts.mask.device
+        mask = shaping.masked_truncated(rollouts.mask, rollouts.truncated) if self.mask_truncated else rollouts.mask
+        kept = self._kept(rewards.to(device))
         zeros = torch.zeros_like(rollouts.logprobs)
+        weights = zeros.clone()
+        if kept.any():
+            weights[kept] = self.aggregation(mask[kept], max_new_tokens=self.sampling.max_new_tokens)
         experience = Experience(
             tokens=rollouts.tokens,
-            weights=self._weights(rollouts, rewards.to(device)),
+            weights=weights,
             logprobs=rollouts.logprobs,
             advantages=zeros,
             values=zeros,
@@ -157,52 +162,60 @@ class GRPO:
             prompt_lengths=rollouts.mask.int().argmax(1),
         )
         rescored = not self.exact_sampler and not self.single_update
-        seen = self._look(experience, rollouts.mask) if rescored or self.value_head or self._pays_kl() else None
-        if seen is not None and rescored:
+        seen = self._look(experience, rollouts.mask) if rescored or self.value_head or self._pays_kl() else {}
+        if rescored:
             error = (seen["logprobs"] - rollouts.logprobs).abs().sum() / rollouts.mask.sum()
             metrics["sampler/abs_logprob_error"] = float(error)
             experience = replace(experience, logprobs=seen["logprobs"])
-        found = self._advantages(rollouts, scores.rewards.to(device), seen)
+        found = self._advantages(rollouts, scores.rewards.to(device), mask, kept, seen)
         advantages = found.advantages
         if self.advantage_clip is not None:
             advantages = baselines.clip_advantages(advantages, self.advantage_clip)
         per_row = advantages.sum(1) / rollouts.mask.sum(1).clamp(min=1)
         self.on_completions(step + 1, completion_rows(rollouts, scores, per_row))
         experience = replace(experience, advantages=advantages)
-        if seen is not None and found.returns is not None:
-            explained = returns.explained_variance(seen["values"], found.returns, rollouts.mask)
+        if found.returns is not None:
+            explained = returns.explained_variance(seen["values"], found.returns, mask & kept[:, None])
             metrics["value/explained_variance"] = float(explained)
             experience = replace(experience, values=seen["values"], returns=found.returns)
         return experience, metrics
 
-    def _weights(self, rollouts: Rollouts, rewards: Float[Tensor, "p g"]) -> Float[Tensor, "n t"]:
-        """Each token's weight in the loss; dropped groups are as if they had never been sampled."""
-        mask = shaping.masked_truncated(rollouts.mask, rollouts.truncated) if self.mask_truncated else rollouts.mask
-        if self.dead_groups == "kept":
-            return self.aggregation(mask, max_new_tokens=self.sampling.max_new_tokens)
-        alive = (rewards.amax(1) > rewards.amin(1)).repeat_interleave(self.group_size)  # (N,)
-        weights = torch.zeros_like(rollouts.logprobs)
-        if alive.any():
-            weights[alive] = self.aggregation(mask[alive], max_new_tokens=self.sampling.max_new_tokens)
-        return weights
+    def _kept(self, rewards: Float[Tensor, "p g"]) -> Bool[Tensor, " n"]:
+        """The rows that count; dropped groups are as if they had never been sampled."""
+        alive = (rewards.amax(1) > rewards.amin(1)) | (self.dead_groups != "dropped")
+        return alive.repeat_interleave(self.group_size)
 
     def _advantages(
-        self, rollouts: Rollouts, rewards: Float[Tensor, " n"], seen: Mapping[str, Tensor] | None
+        self,
+        rollouts: Rollouts,
+        rewards: Float[Tensor, " n"],
+        mask: Bool[Tensor, "n t"],
+        kept: Bool[Tensor, " n"],
+        seen: Mapping[str, Tensor],
     ) -> Advantages:
-        """What the baseline makes of the rewards, less beta times the divergence where the reward pays it."""
+        """What the baseline makes of the kept rows' rewards, less beta times the divergence where rewards pay it."""
+        if not kept.any():
+            nothing = torch.zeros_like(rollouts.logprobs)
+            return Advantages(nothing, nothing if "values" in seen else None)
         paid = returns.at_last_token(rewards, rollouts.mask)
-        if seen is not None and self._pays_kl():
+        if self._pays_kl():
             paid = paid - self.coefficient.coefficient() * seen["kl"]
+        tasks = [prompt.task for prompt in rollouts.prompts for _ in range(self.group_size)]
         given = TokenRewards(
-            rewards=paid,
-            mask=rollouts.mask,
+            rewards=paid[kept],
+            mask=mask[kept],
             group_size=self.group_size,
-            tasks=tuple(prompt.task for prompt in rollouts.prompts),
-            values=seen.get("values") if seen else None,
-            truncated=rollouts.truncated,
-            final_values=seen.get("final_values") if seen else None,
+            tasks=tuple(task for task, keep in zip(tasks, kept.tolist(), strict=True) if keep)[:: self.group_size],
+            values=seen["values"][kept] if "values" in seen else None,
+            truncated=rollouts.truncated[kept],
+            final_values=seen["final_values"][kept] if "values" in seen else None,
         )
-        return self.baseline.advantages(given)
+        found = self.baseline.advantages(given)
+
+        def whole(x: Float[Tensor, "k t"]) -> Float[Tensor, "n t"]:
+            return torch.zeros_like(paid).index_put((kept,), x)
+
+        return Advantages(whole(found.advantages), None if found.returns is None else whole(found.returns))
 
     def _pays_kl(self) -> bool:
         """Whether this step's rewards contain the divergence."""
@@ -334,11 +347,13 @@ class GRPO:
         the penalty with the advantages that pull against it, both as token means. It is no share of the loss, whose
         policy term is near 0 on-policy whatever its gradient; grad_share/kl is the share of the gradient's norm.
         """
-        if self.reference is None or "kl" not in metrics:
+        if self.reference is None:
             return {}
-        beta, kl_nats = self.coefficient.coefficient(), metrics["kl"]
+        beta, kl_nats = self.coefficient.coefficient(), metrics.get("kl")
         self.coefficient.observe(kl_nats, tokens=int(metrics["tokens"]), rows=int(metrics["completions/sampled"]))
         self.reference_sync.update(step + 1, cast("nn.Module", self.reference), cast("nn.Module", self.policy))
+        if kl_nats is None:  # no token counted: every group was dropped, say
+            return {"kl_coef": beta}
         penalty = beta * kl_nats
         pull = penalty + metrics["advantage/abs_mean"]
         return {"kl_coef": beta, "kl_share": penalty / pull if pull else 0.0}
