@@ -167,7 +167,7 @@ class GRPO:
             error = (seen["logprobs"] - rollouts.logprobs).abs().sum() / rollouts.mask.sum()
             metrics["sampler/abs_logprob_error"] = float(error)
             experience = replace(experience, logprobs=seen["logprobs"])
-        found = self._advantages(rollouts, scores.rewards.to(device), mask, kept, seen)
+        found = self._advantages(rollouts, scores.rewards.to(device), kept, seen)
         advantages = found.advantages
         if self.advantage_clip is not None:
             advantages = baselines.clip_advantages(advantages, self.advantage_clip)
@@ -175,21 +175,20 @@ class GRPO:
         self.on_completions(step + 1, completion_rows(rollouts, scores, per_row))
         experience = replace(experience, advantages=advantages)
         if found.returns is not None:
-            explained = returns.explained_variance(seen["values"], found.returns, mask & kept[:, None])
+            explained = returns.explained_variance(seen["values"], found.returns, rollouts.mask & kept[:, None])
             metrics["value/explained_variance"] = float(explained)
             experience = replace(experience, values=seen["values"], returns=found.returns)
         return experience, metrics
 
     def _kept(self, rewards: Float[Tensor, "p g"]) -> Bool[Tensor, " n"]:
-        """The rows that count; dropped groups are as if they had never been sampled."""
-        alive = (rewards.amax(1) > rewards.amin(1)) | (self.dead_groups != "dropped")
+        """The rows that count: all, or those of living groups, the others being as if they had never been sampled."""
+        alive = (rewards.amax(1) > rewards.amin(1)) | (self.dead_groups == "kept")
         return alive.repeat_interleave(self.group_size)
 
     def _advantages(
         self,
         rollouts: Rollouts,
         rewards: Float[Tensor, " n"],
-        mask: Bool[Tensor, "n t"],
         kept: Bool[Tensor, " n"],
         seen: Mapping[str, Tensor],
     ) -> Advantages:
@@ -203,7 +202,7 @@ class GRPO:
         tasks = [prompt.task for prompt in rollouts.prompts for _ in range(self.group_size)]
         given = TokenRewards(
             rewards=paid[kept],
-            mask=mask[kept],
+            mask=rollouts.mask[kept],
             group_size=self.group_size,
             tasks=tuple(task for task, keep in zip(tasks, kept.tolist(), strict=True) if keep)[:: self.group_size],
             values=seen["values"][kept] if "values" in seen else None,
@@ -213,7 +212,7 @@ class GRPO:
         found = self.baseline.advantages(given)
 
         def whole(x: Float[Tensor, "k t"]) -> Float[Tensor, "n t"]:
-            return torch.zeros_like(paid).index_put((kept,), x)
+            return x.new_zeros(paid.shape).index_put((kept,), x)
 
         return Advantages(whole(found.advantages), None if found.returns is None else whole(found.returns))
 
