@@ -14,21 +14,24 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep
 from hydra.errors import HydraException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from rookexp import resume
+from rookexp import environment, labels, resume
 from rookexp.errors import ConfigError, DataError, EngineError, RookexpError, RunStopped
+from rookexp.run_info import is_secret
 
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
     from hydra.core.override_parser.types import Override
 
 PACKAGE = Path(__file__).resolve().parent
-PRESETS = ("experiment", "debug")  # groups for which `+group=option` means the same as `group=option`
+PRESETS = ("experiment", "sweep", "debug")  # groups for which `+group=option` means the same as `group=option`
+SWEEPER, SWEEP_KEY = "hydra.sweeper.", "sweep."  # the long name of a sweeper's key, and the one that is typed
 FULL_ERROR = "HYDRA_FULL_ERROR"  # Hydra's own variable: 1 shows tracebacks
 HYDRA_VERSION = tuple(int(part) for part in hydra.__version__.split(".")[:2])
 
@@ -47,6 +50,7 @@ def enter(task: Task, config_name: str) -> None:
     started: list[DictConfig] = []
 
     def job(config: DictConfig) -> Any:
+        register_resolvers()  # a launcher may have started another process
         started.append(config)
         try:
             return task(plain(config), Path(HydraConfig.get().runtime.output_dir))
@@ -65,7 +69,9 @@ def enter(task: Task, config_name: str) -> None:
             return None
 
     register_resolvers()
+    find_plugins()
     try:
+        environment.load(Path.cwd())
         sys.argv[1:] = arrange(sys.argv[1:], config_name)
         os.environ[FULL_ERROR] = "1"  # Hydra then lets its errors through to the lines below
         try:
@@ -118,17 +124,29 @@ def conf_dir() -> Path:
     return inside if inside.is_dir() else beside
 
 
+def find_plugins() -> None:
+    """Lets Hydra find our sweeper, however rookexp was installed or not."""
+    folder = str(PACKAGE / "_hydra")
+    if folder not in sys.path:
+        sys.path.append(folder)
+
+
 def version_base() -> dict[str, str]:
     """`version_base` for Hydra 1.3, which warns without it; 1.4 warns with it."""
     return {"version_base": "1.3"} if HYDRA_VERSION < (1, 4) else {}
 
 
 def register_resolvers() -> None:
-    """`${short_id:}`, six letters that make a run's folder its own, and `${asset:name}`, an embedded folder's path."""
+    """What YAML calls as `${NAME:}`.
+
+    `short_id`: six letters that make a run's folder its own. `asset:NAME`: an embedded folder's path. `label:KIND`: the
+    run's name, group or tags.
+    """
     # Hydra 1.4 comes with OmegaConf 2.4, where this name replaces the other; before, it was another function's.
     register: Any = OmegaConf.register_new_resolver if HYDRA_VERSION < (1, 4) else OmegaConf.register_resolver
     register("short_id", lambda: secrets.token_hex(3), use_cache=True, replace=True)
     register("asset", lambda name: str(PACKAGE / "assets" / name), replace=True)
+    register("label", labels.of_run, replace=True)
 
 
 def plain(config: DictConfig) -> dict[str, Any]:
@@ -146,9 +164,10 @@ def plain(config: DictConfig) -> dict[str, Any]:
 
 
 def arrange(argv: list[str], config_name: str) -> list[str]:
-    """The arguments with flags first, without the leading + of `+experiment=` and `+debug=`, `resume=` carried out.
+    """The arguments with flags first, without the + of `+experiment=`, `sweep.` long, `resume=` carried out.
 
-    Raises: ConfigError for a flag that Hydra does not have, and for a folder that cannot be resumed.
+    Raises: ConfigError for a flag that Hydra does not have, for a folder that cannot be resumed, and for a sweep's
+    recipe or key without a sweep.
     """
     argv = [arg[1:] if arg.startswith(tuple(f"+{group}=" for group in PRESETS)) else arg for arg in argv]
     parser = get_args_parser()
@@ -161,7 +180,27 @@ def arrange(argv: list[str], config_name: str) -> list[str]:
             hint = check.nearest(arg.split("=")[0], flags)
             raise ConfigError(f"{arg}: no such flag; allowed: key=value, group=option, {', '.join(flags)}{hint}")
     overrides = [*known.overrides, *unknown]
-    return resume.continued([arg for arg in argv if arg not in overrides], overrides, config_name)
+    for text in overrides:
+        if is_secret(text.lstrip("+")):  # before Hydra writes it into the run's folder
+            key = text.partition("=")[0]
+            raise ConfigError(f"{key}=***: others can read what is typed; put W&B's key into .env: WANDB_API_KEY=...")
+    flags = [arg for arg in argv if arg not in overrides]
+    return resume.continued(flags, sweeping(overrides, known.multirun), config_name)
+
+
+def sweeping(overrides: list[str], multirun: bool) -> list[str]:
+    """The overrides with `sweep.KEY=` as `hydra.sweeper.KEY=`.
+
+    Raises: ConfigError for what is about a sweep in a command that is none of ours.
+    """
+    chosen = [text for text in overrides if text.startswith(("sweep=", "hydra/sweeper="))]
+    about = [text for text in overrides if text.startswith((SWEEP_KEY, "sampler=", "pruner="))]
+    for text in [*chosen, *about]:
+        if not multirun and text != "sweep=null":
+            raise ConfigError(f"{text}: about a sweep, which begins with the flag -m")
+    if about and not chosen:
+        raise ConfigError(f"{about[0]}: which sweep? add a recipe, as in sweep=grid, or hydra/sweeper=rookexp")
+    return [SWEEPER + text.removeprefix(SWEEP_KEY) if text.startswith(SWEEP_KEY) else text for text in overrides]
 
 
 def explain(error: Exception, argv: list[str], config_name: str) -> str:
@@ -197,6 +236,8 @@ def single_values(overrides: list[str], loader: ConfigLoader) -> Iterator[str]:
         if override.is_sweep_override() and override.is_discrete_sweep():
             name = (override.input_line or "").split("=", 1)[0]
             yield from (f"{name}={value}" for value in override.sweep_string_iterator())
+        elif isinstance(interval := override.value(), IntervalSweep):
+            yield f"{override.get_key_element()}={interval.start}"
         else:
             yield override.input_line or ""
 

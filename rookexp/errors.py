@@ -35,3 +35,11 @@ class RunStopped(RookexpError):
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
+
+
+class RunPruned(RookexpError):
+    """A run that its sweep has given up after a whole step, which is saved; says by which pruner and why."""
+
+
+class SweepFailed(RookexpError):
+    """A sweep of which too many points failed; names the folders and the reasons."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 import time
@@ -14,16 +15,24 @@ from typing import Any, Protocol
 from torch import nn
 
 from rookexp import check, checkpoint, checkup, door, report, stop, track, verdict
-from rookexp.errors import CheckupFailed, ConfigError, RunStopped, TrainingDiverged, VerdictFailed
+from rookexp.errors import (
+    CheckupFailed,
+    ConfigError,
+    RookexpError,
+    RunPruned,
+    RunStopped,
+    TrainingDiverged,
+    VerdictFailed,
+)
 from rookexp.hardware import Hardware
 from rookexp.optim import AdamW
 from rookexp.policies import Pretrained
 from rookexp.rehearsal import Finding, Size, Subject
 from rookexp.run_info import write_run_info
+from rookexp.sweep.job import Trial
 from rookexp.track import FanOut
 from rookexp.trainer import Objective, Trainer
 
-CURVES = "curves.png"
 SAMPLES = 3  # completions that are shown before and after
 
 
@@ -79,9 +88,15 @@ def find_start(resume: str | None, steps: int) -> Start:
             f"resume={resume}: no checkpoint in it; allowed: a run folder with one, or null to start anew"
         )
     done = int(newest.name.rpartition("-")[2])
-    if done >= steps:
+    if done > steps or (done == steps and finished(Path(resume))):
         raise check.refusal("steps", steps, f"{resume} is finished, with {done} steps done; allowed: more than {done}")
     return Start(done, newest)
+
+
+def finished(folder: Path) -> bool:
+    """Whether a run has come to its end, summary and all; one that was killed right before has not."""
+    path = folder / track.SUMMARY
+    return path.is_file() and json.loads(path.read_text(encoding="utf-8")).get("status") == "finished"
 
 
 def assemble(
@@ -110,7 +125,7 @@ def assemble(
 
     def after_step(step: int) -> None:
         last = step == settings.steps
-        if last or asked.signal is not None or step % settings.save_every == 0:
+        if last or asked.signal is not None or asked.pruned is not None or step % settings.save_every == 0:
             checkpoint.save(
                 folder,
                 step=step,
@@ -123,6 +138,8 @@ def assemble(
             )
         if asked.signal is not None and not last:
             raise RunStopped(f"{asked.signal.name} after step {step}", stop.exit_status(asked.signal))
+        if asked.pruned is not None and not last:
+            raise asked.pruned
 
     trainer = Trainer(
         policy=policy.model,
@@ -152,14 +169,18 @@ def pretrain(training: Training, config: Mapping[str, Any], folder: Path) -> Non
     print(f"model: {checkpoint.latest(folder)}/{checkpoint.MODEL}")
 
 
-def train(training: Training, config: Mapping[str, Any], folder: Path) -> None:
+def train(training: Training, config: Mapping[str, Any], folder: Path, trial: Trial | None = None) -> None:
     """Checks itself, trains, judges the run by its own records, and shows the end of it.
 
+    `trial` is what the run is of a sweep, which may end it early.
     Raises: CheckupFailed before anything is logged, unless `doctor=off`; VerdictFailed where `verdict=require` and a
-    criterion failed.
+    criterion failed; RunPruned.
     """
     if config["doctor"] == "quick":
         examine(training, checkup.QUICK)
+    trainer = training.trainer
+    if trial is not None and trainer.evaluate is not None:
+        trainer.evaluate = trial.watching(trainer.evaluate, trainer.steps, training.stop.prune)
     with tracked(training, config, folder, "train"):
         fit(training)
         rows = track.read_jsonl(folder / track.METRICS)
@@ -171,8 +192,11 @@ def train(training: Training, config: Mapping[str, Any], folder: Path) -> None:
                 "verdict": None if judged is None else asdict(judged),
             }
         )
+        title = f"{config['task_name']}, seed {config['seed']}"
+        report.plot(rows, folder / track.CURVES, title=title)  # before the trackers close: W&B keeps it
+    if trial is not None:
+        trial.finished(rows)
     completions = [row for row in track.read_jsonl(folder / track.COMPLETIONS) if row["kind"] == "greedy"]
-    report.plot(rows, folder / CURVES, title=f"{config['task_name']}, seed {config['seed']}")
     report.show(rows, completions, judged, folder, samples=SAMPLES)
     if judged is not None and not judged.passed and config["verdict"] == "require":
         failed = [reason for reason in judged.reasons if reason.startswith("FAIL")]
@@ -213,19 +237,26 @@ def tracked(training: Training, config: Mapping[str, Any], folder: Path, door_na
     """A run's folder and trackers, opened and, whatever happens inside, closed with the status that it came to."""
     write_run_info(folder, config, sys.argv)
     door.keep_overrides(folder)
-    training.tracker.start(config)
-    status, cause = "failed", ""
+    status, reason = "finished", ""
     try:
+        training.tracker.start(config)  # which may refuse, as W&B online without a key does
         yield
-        status = "finished"
-    except (KeyboardInterrupt, SystemExit, RunStopped) as error:
-        status, cause = "interrupted", f" by {error}" if isinstance(error, RunStopped) else ""
-        raise
-    except TrainingDiverged:
-        status = "diverged"
+    except BaseException as error:
+        status, reason = ending(error)
+        training.tracker.summary({"reason": reason})
         raise
     finally:
         training.tracker.finish(status)
-        if status != "finished" and checkpoint.latest(folder) is not None:
+        if status not in ("finished", "pruned") and checkpoint.latest(folder) is not None:
+            cause = f" by {reason}" if status == "interrupted" and reason else ""
             command = f"python -m rookexp.{door_name} {shlex.quote(f'resume={folder}')}"
             print(f"{status}{cause}; to go on type: {command}", file=sys.stderr)
+
+
+def ending(error: BaseException) -> tuple[str, str]:
+    """The status that an error leaves a run with, and the reason in one line."""
+    if isinstance(error, KeyboardInterrupt | SystemExit | RunStopped):
+        return "interrupted", str(error) if isinstance(error, RunStopped) else ""
+    status = {RunPruned: "pruned", TrainingDiverged: "diverged"}.get(type(error), "failed")
+    text = " ".join(str(error).split())
+    return status, text if isinstance(error, RookexpError) else f"{type(error).__name__}: {text}"

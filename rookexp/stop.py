@@ -10,14 +10,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from rookexp.errors import RunPruned
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM)  # Ctrl-C, and what schedulers send
 
 
 class Stop:
-    """Which signal has asked for the end, if one has; a second one does not wait."""
+    """Which signal has asked for the end, if one has, and a second one does not wait; or why a sweep has."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        self.pruned: RunPruned | None = None
+
+    def prune(self, error: RunPruned) -> None:
+        """Asks for the end after this step, for a sweep that has seen enough."""
+        self.pruned = error
 
     @contextmanager
     def listening(self) -> Iterator[None]:

@@ -1,28 +1,26 @@
-"""Where metrics go: files in the run folder, the terminal, Weights & Biases. Nothing here draws a random number."""
+"""Where metrics go: what every tracker can do, and the files of the run folder. Nothing here draws a random number."""
 
 from __future__ import annotations
 
 import json
-import netrc
 import os
 import secrets
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal, Protocol
-from urllib.parse import urlsplit
+from typing import IO, Annotated, Any, Protocol
 
-from annotated_types import Ge, Gt
+from annotated_types import Ge
 
-from rookexp.errors import ConfigError, DataError
-from rookexp.run_info import is_secret, plain, redacted, write_atomic
+from rookexp.errors import DataError
+from rookexp.run_info import HIDDEN, SECRET, plain, write_atomic
 
 METRICS = "metrics.jsonl"
 COMPLETIONS = "completions.jsonl"
 SUMMARY = "summary.json"
-WANDB_ID = "wandb_id.txt"
-WANDB_FINISH_TIMEOUT_S = 60.0
+CURVES = "curves.png"
+RUN_ID = "run_id.txt"
+SHORTEST_SECRET = 8  # characters; a shorter value would star out ordinary words
 
 
 class Tracker(Protocol):
@@ -146,147 +144,43 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-class WandbTracker:
-    """Weights & Biases that never prompts, never blocks for long and never ends a training.
+def run_id(folder: Path) -> str:
+    """Eight characters that name the run in services: kept in its folder, made on its first start."""
+    path = folder / RUN_ID
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, secrets.token_hex(4) + "\n")
+    return path.read_text(encoding="utf-8").strip()
 
-    `mode`: `auto` is online when a key is at hand (environment or netrc), else offline, and offline too when the
-    service does not answer within `init_timeout_s`. Offline rather than disabled, because a run that was not recorded
-    cannot be looked at later: it costs half a second and some files that `wandb leet` shows and `wandb sync` uploads.
-    Without the package, `auto` says so in one line and tracks nothing. WANDB_MODE in the environment overrides `auto`.
 
-    `runs_folder` is the folder that holds the runs of all trainings (`wandb` is created in it); `folder` is this run's,
-    where the id is kept, so that a resumed run continues the same one. `name` and `group` may be None: W&B's own.
-    """
+class Guard:
+    """Runs what must never end a training: an error is said once, in a line that has no secret, and swallowed."""
 
-    def __init__(
-        self,
-        *,
-        mode: Literal["auto", "online", "offline", "disabled"],
-        project: str,
-        entity: str | None,
-        group: str | None,
-        job_type: str,
-        name: str | None,
-        tags: Sequence[str],
-        init_timeout_s: Annotated[float, Gt(0)],
-        runs_folder: str,
-        folder: Path,
-    ) -> None:
-        self.mode = mode
-        self.init_timeout_s = init_timeout_s
-        self.runs_folder = runs_folder
-        self.folder = folder
-        self._about: dict[str, Any] = {"project": project, "entity": entity, "group": group, "job_type": job_type}
-        self._about |= {"name": name, "tags": tuple(tags)}
-        self._run: Any = None
-        self._complained = False
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._said = False
 
-    def start(self, config: Mapping[str, Any]) -> None:
-        mode = (os.environ.get("WANDB_MODE") or "auto") if self.mode == "auto" else self.mode
-        if mode == "disabled":
-            return
+    def __call__(self, act: Callable[[], object]) -> bool:
+        """Whether `act` went through."""
         try:
-            import wandb
-        except ImportError as error:
-            if mode != "auto":
-                raise ConfigError(f"wandb mode={mode}, but no package; type `pip install wandb`") from error
-            print("wandb: not installed (`pip install wandb`); metrics are in the run folder", flush=True)
-            return
-        key = _wandb_key_at_hand(os.environ.get("WANDB_BASE_URL") or wandb.Settings().base_url)
-        if mode == "online" and not key:
-            raise ConfigError("wandb mode=online without a key; type `wandb login`, or use mode=auto or mode=offline")
-        if mode == "online" or (mode == "auto" and key):
-            try:
-                self._run = self._init(wandb, "online", config)
-            except Exception as error:  # W&B raises many kinds; the service or the network said no
-                wandb.teardown()  # else the id of the failed attempt stays in use
-                if mode == "online":
-                    raise ConfigError(f"wandb mode=online: {_first_line(error)}; mode=auto goes offline") from error
-                print(f"wandb: offline, for there is no connection ({_first_line(error)})", flush=True)
-        try:
-            self._run = self._run or self._init(wandb, "offline", config)
-        except Exception as error:  # a full disk, a killed service: tracking never ends a training
-            self._complain(error)
-            return
-        url = None if self._run.offline else self._run.url
-        print(f"wandb: {url}" if url else f"wandb: offline run in {Path(self._run.dir).parent}", flush=True)
+            act()
+        except Exception as error:  # a library and a service raise many kinds
+            if not self._said:
+                said = f"{self.name}: {first_line(error)}; the training goes on, metrics are in the run folder"
+                print(said, flush=True)
+            self._said = True
+            return False
+        return True
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._guarded(lambda run: run.log({"step": step, **{k: float(v) for k, v in metrics.items()}}, step=step))
 
-    def log_completions(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        if self._run is None or not rows:
-            return
-        import wandb
-
-        columns = list(dict.fromkeys(name for row in rows for name in row))
-        data = [[plain(row.get(name)) for name in columns] for row in rows]
-        self._guarded(lambda run: run.log({"step": step, "completions": wandb.Table(columns, data)}, step=step))
-
-    def summary(self, values: Mapping[str, Any]) -> None:
-        self._guarded(lambda run: run.summary.update(plain(values)))
-
-    def finish(self, status: str) -> None:
-        self.summary({"status": status})
-        self._guarded(lambda run: run.finish(exit_code=0 if status == "finished" else 1))
-        self._run = None
-
-    def _init(self, wandb: Any, mode: str, config: Mapping[str, Any]) -> Any:
-        settings = wandb.Settings(
-            init_timeout=self.init_timeout_s,
-            login_timeout=self.init_timeout_s,
-            finish_timeout=WANDB_FINISH_TIMEOUT_S,
-            console="off",  # the terminal is ours
-            silent=True,
-            x_disable_meta=any(is_secret(argument) for argument in sys.argv),  # it would hold the command line
-        )
-        Path(self.runs_folder).mkdir(parents=True, exist_ok=True)
-        about = {**self._about, "dir": self.runs_folder, "id": self._id(), "resume": "allow", "mode": mode}
-        run = wandb.init(**about, config=redacted(config), settings=settings)
-        run.define_metric("step")
-        run.define_metric("*", step_metric="step")
-        return run
-
-    def _id(self) -> str:
-        """The run's id: that of the run folder, made on its first start."""
-        path = self.folder / WANDB_ID
-        if not path.exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_atomic(path, secrets.token_hex(4) + "\n")
-        return path.read_text(encoding="utf-8").strip()
-
-    def _guarded(self, act: Callable[[Any], object]) -> None:
-        if self._run is None:
-            return
-        try:
-            act(self._run)
-        except Exception as error:  # tracking never ends a training
-            self._complain(error)
-
-    def _complain(self, error: Exception) -> None:
-        if not self._complained:
-            print(f"wandb: {_first_line(error)}; the training goes on, metrics are in the run folder", flush=True)
-        self._complained = True
+def first_line(error: Exception) -> str:
+    """An error's kind and the first line of its message, with the environment's secrets starred."""
+    text = f"{type(error).__name__}: {error}".split("\n")[0]
+    for name, value in os.environ.items():
+        if SECRET.search(name) and len(value) >= SHORTEST_SECRET:
+            text = text.replace(value, HIDDEN)
+    return text
 
 
 def _line(row: Mapping[str, Any]) -> str:
     return json.dumps(plain(row), separators=(",", ":"), allow_nan=False, ensure_ascii=False) + "\n"
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".split("\n")[0]
-
-
-def _wandb_key_at_hand(base_url: str) -> bool:
-    """Whether the environment or the user's netrc file holds a key; the key itself is not kept."""
-    if os.environ.get("WANDB_API_KEY"):
-        return True
-    named = os.environ.get("NETRC")
-    for path in [Path(named)] if named else [Path.home() / ".netrc", Path.home() / "_netrc"]:
-        try:
-            hosts = netrc.netrc(path).hosts
-        except (OSError, netrc.NetrcParseError):
-            continue
-        if any(host == urlsplit(base_url).netloc or "wandb" in host for host in hosts):
-            return True
-    return False

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rookexp import door
+from rookexp.errors import RunPruned
 
 
 def main() -> None:
@@ -15,9 +17,15 @@ def main() -> None:
 
 def train(config: dict[str, Any], run_folder: Path) -> None:
     """Checks the whole config, builds what it names and trains; writes under `run_folder` only."""
-    from rookexp import build, session  # torch comes with them; --help does without
+    from rookexp.sweep import job
 
-    session.train(build.build_training(config, run_folder), config, run_folder)
+    with job.at_work(run_folder) as trial:
+        if trial is not None and trial.pruned():
+            return  # an earlier seed has shown that the point is not worth it
+        from rookexp import build, session  # torch comes with them; --help does without
+
+        with suppress(RunPruned):  # its folder says so
+            session.train(build.build_training(config, run_folder), config, run_folder, trial)
 
 
 if __name__ == "__main__":

@@ -14,26 +14,30 @@ PACKAGE = Path(__file__).resolve().parent.parent / "rookexp"
 # and its own folder.
 FLOORS = {
     **dict.fromkeys(["__init__", "types", "errors"], 0),
-    **dict.fromkeys(["ops", "returns", "schedule", "chess_text", "check", "verdict"], 1),
+    **dict.fromkeys(["ops", "returns", "schedule", "chess_text", "check", "verdict", "statistics"], 1),
     **dict.fromkeys(["losses", "aggregation", "kl", "coefficients", "baselines", "shaping", "reference"], 2),
     **dict.fromkeys(["generate", "tokenizers", "optim", "models", "tasks", "rewards"], 2),
     **dict.fromkeys(["objectives", "evaluation"], 3),
-    **dict.fromkeys(["trainer", "hardware", "track", "console", "health", "report", "run_info", "checkpoint"], 4),
+    **dict.fromkeys(["trainer", "hardware", "track", "console", "health", "report", "run_info", "checkpoint", "runs"], 4),
     **dict.fromkeys(["annotate", "documents", "corpus", "heldout", "policies", "stop"], 4),
     **dict.fromkeys(["rehearsal", "symptoms", "checkup"], 4),
+    **dict.fromkeys(["wandb_tracker", "tensorboard_tracker", "trackio_tracker", "environment"], 4),
+    **dict.fromkeys(["points", "curves", "wording", "boards", "page", "page_tables"], 4),
     **dict.fromkeys(["door", "resume", "nodes", "build", "session", "train", "data", "pretrain", "evaluate"], 5),
-    "doctor": 5,
+    **dict.fromkeys(["doctor", "compare", "labels", "sweep"], 5),
 }
-DOORS = ("train", "data", "pretrain", "evaluate", "doctor")
+DOORS = ("train", "data", "pretrain", "evaluate", "doctor", "compare")
 ROOMS = {
-    "chess": ("chess_text", "tasks", "rewards", "annotate", "documents"),
+    "chess": ("chess_text", "tasks", "rewards", "annotate", "documents", "boards"),
     "tokenizers": ("tokenizers",),
     "safetensors": ("models.weights", "checkpoint"),
     "huggingface_hub": ("models.weights", "checkpoint"),
-    "wandb": ("track",),
-    "hydra": ("door",),
-    "omegaconf": ("door",),
-    "optuna": (),
+    "wandb": ("wandb_tracker",),
+    "trackio": ("trackio_tracker",),
+    "dotenv": ("environment",),
+    "hydra": ("door", "labels", "sweep"),
+    "omegaconf": ("door", "labels", "sweep"),
+    "optuna": ("sweep",),
     "transformers": (),
     "scipy": (),
 }

@@ -1,0 +1,115 @@
+"""Answers to `P:` prompts drawn on a board: the listed moves as arrows, the chosen and the engine's best marked."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import chess
+import chess.svg
+
+from rookexp import chess_text
+
+ASSETS = Path(__file__).resolve().parent / "assets" / "positions"
+SIZE = 8 * chess.svg.SQUARE_SIZE  # side of a drawing
+LISTED, CHOSEN, ENGINE, ILLEGAL = "#5b6b8099", "#1f6fd6dd", "#15873bdd", "#cc2936dd"
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """An answer's arrows, to be laid over `position`, and the same in words."""
+
+    arrows: str  # SVG elements
+    words: str
+
+
+def pieces() -> str:
+    """The shapes that a drawing refers to, and an empty board under the id `squares`: once a page."""
+    drawn = chess.svg.board(chess.Board(), coordinates=False)
+    squares = "".join(re.findall(r"<rect [^>]*/>", drawn))
+    squares = re.sub(r' class="[^"]*"| stroke="none"', "", squares)
+    return f'{_between(drawn, "<defs>", "</defs>")}<g id="squares">{squares}</g>'
+
+
+def position(prompt: str) -> str | None:
+    """The pieces of the position that a P prompt asks about, the side to move below; None where it asks none."""
+    board = board_of(prompt)
+    if board is None:
+        return None
+    drawn = chess.svg.board(board, orientation=board.turn, coordinates=False)
+    uses = re.findall(r'<use href="#([\w-]+)"[^>]*transform="([^"]*)"', drawn)
+    return "".join(f'<use href="#{piece}" transform="{place}"/>' for piece, place in uses)
+
+
+def answer(prompt: str, completion: str, engine_best: str | None) -> Drawing | None:
+    """The moves of an answer as arrows; None where the prompt asks no position.
+
+    Grey: listed; blue: chosen; green: the engine's best, also where it is the chosen one; red: chosen and illegal.
+    """
+    board, parsed = board_of(prompt), chess_text.parse_p(prompt + completion)
+    if board is None or parsed is None:
+        return None
+    legal = chess_text.legal_ucis(board)
+    colours = {move: LISTED for move in parsed.moves if move in legal}
+    if engine_best is not None:
+        colours[engine_best] = ENGINE
+    best = parsed.best or ""
+    if best != engine_best and chess_text.MOVE.fullmatch(best):
+        colours[best] = CHOSEN if best in legal else ILLEGAL
+    arrows = [
+        chess.svg.Arrow(chess.parse_square(move[:2]), chess.parse_square(move[2:4]), color=colour)
+        for move, colour in sorted(colours.items(), key=lambda item: item[1] != LISTED)  # those that matter on top
+    ]
+    drawn = chess.svg.board(None, orientation=board.turn, coordinates=False, arrows=arrows)
+    marks = re.findall(r'<(?:line|polygon|circle) [^>]*class="(?:arrow|circle)"[^>]*/>', drawn)
+    short = re.sub(r"\d+\.\d+", lambda found: f"{float(found[0]):.4g}", "".join(marks))
+    return Drawing(short, _words(parsed, legal, engine_best))
+
+
+def board_of(prompt: str) -> chess.Board | None:
+    """The position of a P prompt, None where it has none."""
+    parsed = chess_text.parse_p(prompt)
+    return None if parsed is None else chess_text.board_of(parsed.fen)
+
+
+def engine_moves(config: dict[str, Any]) -> dict[str, str]:
+    """FEN -> the engine's best move, of the positions that the run's evaluation may ask; {} where they are not found.
+
+    A file that has moved is looked for among the package's own, which are the same by the same name.
+    """
+    named = (config.get("eval") or {}).get("positions") or (config.get("task") or {}).get("positions")
+    for path in (Path(str(named)), ASSETS / Path(str(named)).name) if named else ():
+        if path.is_file():
+            return dict(_engine_moves(path))
+    return {}
+
+
+@lru_cache(maxsize=4)
+def _engine_moves(path: Path) -> tuple[tuple[str, str], ...]:
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            row = json.loads(line)
+            found.append((str(row["fen"]), str(row["moves"][0])))
+        except (ValueError, KeyError, IndexError, TypeError):
+            continue  # a file of another kind says nothing about positions
+    return tuple(found)
+
+
+def _words(parsed: chess_text.PolicyAnswer, legal: frozenset[str], engine_best: str | None) -> str:
+    if parsed.best is None:
+        said = "no best move"
+    else:
+        said = f"best {parsed.best}" + ("" if parsed.best in legal else ", illegal")
+    if engine_best is not None:
+        said += ", the engine's" if parsed.best == engine_best else f"; engine {engine_best}"
+    listed = set(parsed.moves)
+    return f"{said}; lists {len(listed)} move{'' if len(listed) == 1 else 's'}, {len(listed & legal)} legal"
+
+
+def _between(text: str, start: str, end: str) -> str:
+    return text.partition(start)[2].partition(end)[0]

@@ -1,0 +1,189 @@
+"""`python -m rookexp.compare`: what differs between runs, and whether the difference is real.
+
+A table in the terminal, runs.csv and points.csv, and compare.html, one page that works from a file without network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from rookexp.errors import RookexpError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from rookexp.points import Comparison, Point
+
+PAGE, RUNS, POINTS = "compare.html", "runs.csv", "points.csv"
+PLAIN_WIDTH = 200  # of the table where nobody watches
+SHOWN_ROWS = 40  # points in the terminal; all are in the files
+SHOWN_KEYS = 4  # settings that have a column each; more are one text
+SHOWN_FIGURES = ("reward", "kl", "entropy")  # beside the main one
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The door: reads the folders, prints, writes; exit status 2 for folders that cannot be compared."""
+    parser = argparse.ArgumentParser(prog="python -m rookexp.compare", description="Compare runs and sweeps.")
+    parser.add_argument("folders", metavar="RUN_OR_SWEEP", nargs="+", type=Path, help="run folders, or folders of runs")
+    parser.add_argument("--out", metavar="DIR", type=Path, default=Path("outputs/compare"), help="default: %(default)s")
+    parser.add_argument("--baseline", metavar="X", help="point that the others are set beside: trial number or run")
+    asked = parser.parse_args(argv)
+    from rookexp import page, points
+
+    try:
+        found = points.compare(asked.folders, baseline=asked.baseline)
+        show(found)
+        page.write(found, asked.out / PAGE)
+        write_tables(found, asked.out)
+    except RookexpError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    print(f"page: {asked.out / PAGE}  tables: {asked.out / POINTS}, {asked.out / RUNS}")
+
+
+def write_page(folders: Sequence[Path], path: Path, *, baseline: str | None = None) -> None:
+    """The page of the runs in `folders`, such as one sweep's; it replaces an older one in one move.
+
+    Raises: DataError where there is no run yet.
+    """
+    from rookexp import page, points
+
+    page.write(points.compare(folders, baseline=baseline), path)
+
+
+def write_tables(comparison: Comparison, folder: Path) -> None:
+    """points.csv, a line a point with means, 95 % intervals and paired differences; runs.csv, a line a run."""
+    from rookexp.run_info import write_atomic
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / POINTS, _csv([point_row(comparison, point) for point in comparison.points]))
+    write_atomic(folder / RUNS, _csv([row for point in comparison.points for row in run_rows(point)]))
+
+
+def point_row(comparison: Comparison, point: Point) -> dict[str, Any]:
+    """The point's settings, each figure's mean and interval, and its difference from the baseline."""
+    from rookexp.points import FIGURES
+    from rookexp.statistics import Difference
+
+    row: dict[str, Any] = {"point": point.name, **point.settings}
+    row |= {"runs": len(point.runs), "finished": len(point.finished)}
+    for name in FIGURES:
+        values, found = point.by_seed(name), point.interval(name)
+        if values:
+            row |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high, f"{name}_n": len(values)}
+        beside = comparison.beside.get(point.name, {}).get(name)
+        if isinstance(beside, Difference):
+            span = beside.interval
+            row |= {f"{name}_minus_baseline": span.value, f"{name}_minus_baseline_low": span.low}
+            row |= {f"{name}_minus_baseline_high": span.high, f"{name}_minus_baseline_n": beside.n}
+            row |= {f"{name}_sign_flip_p": beside.p, f"{name}_said": beside.said}
+        elif beside is not None:
+            row[f"{name}_said"] = beside
+    return row
+
+
+def run_rows(point: Point) -> list[dict[str, Any]]:
+    """For each of the point's runs where it is, how it ended, and its figures."""
+    rows = []
+    for run, figures in zip(point.runs, point.figures, strict=True):
+        judged = run.summary.get("verdict") or {}
+        ended = {"status": run.status, "reason": run.reason, "verdict": judged.get("passed")}
+        rows.append(
+            {"run": run.folder.name, "point": point.name, "seed": run.seed, **ended, **point.settings, **figures}
+        )
+    return rows
+
+
+def show(comparison: Comparison, file: IO[str] | None = None) -> None:
+    """Prints what differs and whether it is real, then the table; plain text where nobody watches."""
+    from rich.console import Console
+
+    from rookexp import wording
+
+    out = sys.stdout if file is None else file
+    console = Console(file=out) if out.isatty() else Console(file=out, no_color=True, width=PLAIN_WIDTH)
+    for line in (*wording.said(comparison), *(f"note: {note}" for note in comparison.notes)):
+        console.print(line, soft_wrap=not out.isatty(), highlight=False, markup=False)
+    console.print(table(comparison))
+    left = len(comparison.points) - SHOWN_ROWS
+    if left > 0:
+        console.print(f"and {left} more points; all are in the files", highlight=False)
+
+
+def table(comparison: Comparison) -> Table:
+    """A row a point, the best first after the baseline: settings, main figure with interval, difference, word."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    from rookexp import wording
+    from rookexp.console import duration
+    from rookexp.points import text
+    from rookexp.statistics import Difference
+
+    made = Table(box=box.SIMPLE, caption="[ ]: 95 % interval over seeds; n: seeds in common", caption_justify="left")
+    figures = [name for name in SHOWN_FIGURES if any(point.by_seed(name) for point in comparison.points)]
+    keys = list(comparison.baseline.settings)
+    own = keys if len(keys) <= SHOWN_KEYS else []
+    for heading in ("point", *(own or ["settings"])):
+        made.add_column(escape(heading), overflow="fold", min_width=8)
+    for heading in ("seeds", comparison.main, "beside baseline"):
+        made.add_column(heading, justify="right", no_wrap=True)
+    made.add_column("", no_wrap=True)
+    for heading in (*figures, "verdict", "time"):
+        made.add_column(heading, justify="right")
+    for point in _ranked(comparison)[:SHOWN_ROWS]:
+        base = point is comparison.baseline
+        beside = None if base else comparison.beside[point.name].get(comparison.main)
+        amount, word = ("", "baseline") if base else ("-", "not compared" if beside else "")
+        if isinstance(beside, Difference):
+            bounds = (
+                ""
+                if beside.n < 2
+                else f" [{wording.signed(beside.interval.low)}, {wording.signed(beside.interval.high)}]"
+            )
+            amount, word = f"{wording.signed(beside.interval.value)}{bounds} n {beside.n}", beside.said
+        judged = [run.summary["verdict"]["passed"] for run in point.runs if run.summary.get("verdict")]
+        done, total, seconds = len(point.finished), len(point.runs), point.interval("seconds").value
+        made.add_row(
+            point.name,
+            *([escape(text(point.settings[key])) for key in own] or [escape(wording.settings(point))]),
+            str(done) if done == total else f"{done} of {total}",
+            escape(wording.interval(point.interval(comparison.main))),
+            escape(amount),
+            word,
+            *(wording.number(point.interval(name).value) for name in figures),
+            f"{sum(judged)}/{len(judged)}" if judged else "-",
+            duration(seconds) if seconds >= 0 else "-",
+        )
+    return made
+
+
+def _ranked(comparison: Comparison) -> list[Point]:
+    """The baseline, then the others by falling mean of the main figure; those without one last."""
+
+    def key(point: Point) -> tuple[bool, float]:
+        value = point.interval(comparison.main).value
+        return value != value, -value
+
+    others = sorted((point for point in comparison.points if point is not comparison.baseline), key=key)
+    return [comparison.baseline, *others]
+
+
+def _csv(rows: Sequence[dict[str, Any]]) -> str:
+    """The rows under all their keys; what a row does not have, and what is no number, is empty."""
+    made = io.StringIO()
+    writer = csv.DictWriter(made, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: "" if value != value else value for key, value in row.items()} for row in rows)
+    return made.getvalue()
+
+
+if __name__ == "__main__":
+    main()

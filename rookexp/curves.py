@@ -1,0 +1,70 @@
+"""Curves of points: the mean over seeds at each step, and the lowest and the highest seed around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from rookexp import verdict
+from rookexp.points import Point
+from rookexp.runs import Run
+
+PLACES = 40  # of a curve; more steps are averaged in so many bins
+# Metric, title, unit, whether the axis is logarithmic.
+PANELS = (
+    ("eval/reward", "Greedy reward", "reward", False),
+    ("reward/mean", "Sampled reward", "reward", False),
+    ("kl", "KL to the reference", "nats a token", False),
+    ("entropy", "Entropy of the policy", "nats a token", False),
+    ("grad_norm", "Gradient norm before clipping", "L2 norm, log scale", True),
+    ("kl_share", "KL penalty beside the advantages", "share", False),
+    ("frac_reward_zero_std", "Dead groups", "share of groups", False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A metric over steps; where it is of several seeds, with their range."""
+
+    steps: tuple[float, ...]
+    mean: tuple[float, ...]
+    low: tuple[float, ...]  # of the lowest seed at that step; () for one seed
+    high: tuple[float, ...]
+    seeds: int
+    per_place: int  # steps in a bin
+
+
+def curve(point: Point, metric: str) -> Curve | None:
+    """Of the point's finished runs, at the steps that all of them logged; None where there are none."""
+    return _over(point.finished, metric)
+
+
+def broken_off(point: Point, metric: str) -> list[Curve]:
+    """Of each run that did not finish, its own, as far as it came."""
+    found = [_over((run,), metric) for run in point.runs if run.status != "finished"]
+    return [one for one in found if one is not None]
+
+
+def _over(members: Sequence[Run], metric: str) -> Curve | None:
+    columns = [verdict.column(run.rows, metric) for run in members]
+    columns = [(x, y) for x, y in columns if len(x)]
+    if not columns:
+        return None
+    common = sorted(set.intersection(*(set(x.tolist()) for x, _ in columns)))
+    if not common:
+        return None
+    steps = np.array(common)
+    values = np.stack([y[np.isin(x, steps)] for x, y in columns])  # (seeds, steps)
+    width = -(-len(steps) // PLACES)
+    cuts = range(0, len(steps), width)
+    x = np.array([steps[i : i + width].mean() for i in cuts])
+    binned = np.stack([values[:, i : i + width].mean(1) for i in cuts], axis=1)
+    low, high = (binned.min(0), binned.max(0)) if len(columns) > 1 else (x[:0], x[:0])
+    return Curve(_short(x), _short(binned.mean(0)), _short(low), _short(high), len(columns), width)
+
+
+def _short(values: Float[np.ndarray, " n"]) -> tuple[float, ...]:
+    return tuple(float(f"{value:.4g}") for value in values)

@@ -1,0 +1,289 @@
+"""Runs as points: those that differ in the seed only are one, and each is set beside a baseline."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rookexp import runs, statistics, track
+from rookexp.errors import ConfigError, DataError
+from rookexp.runs import Run
+from rookexp.statistics import Difference, Interval
+
+SHOWN = 8  # names in a note
+TRIAL, SWEEP = "trial.json", "sweep.json"
+MAIN = "gain"  # the figure by which points are judged
+# Name, what it is, which way is better (None: neither), keys of the config that define it, so that values under
+# different ones are no measurements of the same thing.
+SCORED = ("reward", "eval.max_new_tokens", "eval._target_")
+FIGURES: dict[str, tuple[str, Literal["up", "down"] | None, tuple[str, ...]]] = {
+    "gain": ("last minus first greedy reward", "up", SCORED),
+    "reward": ("last greedy reward", "up", SCORED),
+    "best": ("highest greedy reward on the way", "up", (*SCORED, "eval.every")),
+    "slope": ("greedy reward per 100 steps, of the 20-value mean", "up", SCORED),
+    "kl": (
+        "KL to the reference, nats a token, mean of the last 20 steps",
+        None,
+        ("grpo.kl_type", "model", "reference", "grpo.temperature"),
+    ),
+    "entropy": ("entropy of the policy, nats a token, mean of the last 20 steps", None, ("grpo.temperature",)),
+    "kl_share": ("KL penalty beside the advantages, mean of the last 20 steps", None, ()),
+    "dead_groups": ("share of groups whose rewards are all equal, mean of the last 20 steps", "down", ()),
+    "grad_norm_max": ("largest gradient norm before clipping", None, ()),
+    "seconds": ("time of all steps, without evaluation", "down", ()),
+    "tokens_per_s": ("tokens learned from a second, median", "up", ()),
+}
+ON_PROMPTS = ("gain", "reward", "best", "slope")  # compared only where the evaluation asks the same prompts
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Runs of one configuration under several seeds."""
+
+    name: str
+    runs: tuple[Run, ...]  # one a seed, in the order of the seeds
+    figures: tuple[dict[str, float], ...]  # of each run
+    settings: dict[str, Any]  # dotted key -> value, of the keys that vary among the points
+    prompts: tuple[str, ...] | None  # what the last evaluation asked; None: not logged, or not the same in all runs
+
+    @property
+    def finished(self) -> tuple[Run, ...]:
+        """The runs that came to their end; only these count."""
+        return tuple(run for run in self.runs if run.status == "finished")
+
+    def by_seed(self, figure: str) -> dict[int, float]:
+        """The figure of each finished run that has it; a run without a seed is as good as one with seed 0."""
+        pairs = zip(self.runs, self.figures, strict=True)
+        return {run.seed or 0: own[figure] for run, own in pairs if run.status == "finished" and figure in own}
+
+    def interval(self, figure: str) -> Interval:
+        """Mean over the seeds of finished runs, with Student's t interval."""
+        return statistics.mean(list(self.by_seed(figure).values()))
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Points, and each of them beside the baseline."""
+
+    title: str
+    points: tuple[Point, ...]
+    baseline: Point
+    beside: dict[str, dict[str, Difference | str]]  # point -> figure -> difference, or why there is none
+    main: str  # the figure that the words are about
+    notes: tuple[str, ...]  # what a reader has to know before the numbers
+
+
+def compare(folders: Sequence[Path], *, baseline: str | None = None) -> Comparison:
+    """The runs in the folders as points, each beside the baseline: the named point, the sweep's own, or the first
+    that has finished.
+
+    A trial of a sweep is named `#7`, other points after their first run's folder.
+    Raises: DataError where there is no run; ConfigError where no point has the baseline's name.
+    """
+    found = [run for folder in folders for run in runs.find(folder)]
+    if not found:
+        listed = " ".join(map(str, folders))
+        raise DataError(f"{listed}: no run in it; allowed: run folders (with a config.yaml) and folders that hold them")
+    read = [runs.read(folder) for folder in dict.fromkeys(path.resolve() for path in found)]
+    groups: dict[str, list[Run]] = {}
+    for run in read:
+        groups.setdefault(_group(run), []).append(run)
+    notes: list[str] = []
+    members = [_one_a_seed(group, notes) for group in groups.values()]
+    varying = runs.differing([group[0].config for group in members])
+    varying = dict(sorted(varying.items(), key=lambda item: any("/" in str(value) for value in item[1])))  # paths last
+    names = _names(members)
+    points = tuple(
+        Point(
+            name=name,
+            runs=tuple(group),
+            figures=tuple(runs.figures(run.rows) for run in group),
+            settings={key: values[i] for key, values in varying.items()},
+            prompts=_prompts(group),
+        )
+        for i, (name, group) in enumerate(zip(names, members, strict=True))
+    )
+    base = _baseline(points, baseline, folders)
+    beside = {point.name: _beside(point, base, len(points) - 1) for point in points if point is not base}
+    notes += _notes(points, varying)
+    main = MAIN if any(MAIN in own for point in points for own in point.figures) else "tokens_per_s"
+    title = folders[0].resolve().name if len(folders) == 1 else f"{len(points)} points, {len(read)} runs"
+    return Comparison(title, points, base, beside, main, tuple(notes))
+
+
+def label(key: str, value: Any) -> str:
+    """A setting as it would be typed, import paths without their modules."""
+    return f"{key.removesuffix('._target_')}={text(value)}"
+
+
+def text(value: Any) -> str:
+    """A config value in a table: short floats, and of an import path the last word."""
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, str) and value.startswith("rookexp."):
+        return value.rpartition(".")[2]
+    return "[" + ",".join(map(text, value)) + "]" if isinstance(value, list) else str(value)
+
+
+def trial(run: Run) -> dict[str, Any]:
+    """What a sweep has noted of the run's place in it; {} outside of sweeps."""
+    return _json(run.folder / TRIAL)
+
+
+def sweep(folder: Path) -> dict[str, Any]:
+    """What a sweep has noted of itself; {} for a folder that is none."""
+    return _json(folder / SWEEP)
+
+
+def last_answers(folder: Path) -> list[dict[str, Any]]:
+    """The greedy completions of a run's last evaluation, one a prompt, as logged."""
+    return _answers(folder, last=True)
+
+
+def first_answers(folder: Path) -> list[dict[str, Any]]:
+    """Those of its first one, before any update."""
+    return _answers(folder, last=False)
+
+
+def _answers(folder: Path, *, last: bool) -> list[dict[str, Any]]:
+    """Reads only as many lines of completions.jsonl as it needs, from its end or its start."""
+    path = folder / track.COMPLETIONS
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
+    rows: list[dict[str, Any]] = []
+    for line in reversed(lines) if last else lines:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue  # torn by a kill
+        if row.get("kind") != "greedy":
+            continue
+        if rows and row["step"] != rows[0]["step"]:
+            break
+        rows.append(row)
+    return rows[::-1] if last else rows
+
+
+def _group(run: Run) -> str:
+    """Equal for runs of one point: the trial of a sweep, elsewhere the configuration without the seed."""
+    number = trial(run).get("trial")
+    if number is not None:
+        return f"{run.folder.parent}\n{number}"
+    told = {key: value for key, value in runs.flat(run.config).items() if runs.told(key)}
+    return json.dumps(told, sort_keys=True, default=str)
+
+
+def _one_a_seed(group: Sequence[Run], notes: list[str]) -> list[Run]:
+    """One run a seed in the seeds' order: of several the one that finished, else the last."""
+    kept: dict[int | None, Run] = {}
+    for run in group:
+        other = kept.get(run.seed)
+        if other is not None:
+            better = other if other.status == "finished" and run.status != "finished" else run
+            left = run if better is other else other
+            notes.append(f"{left.folder.name} is left out: {better.folder.name} has the same settings and seed")
+            kept[run.seed] = better
+        else:
+            kept[run.seed] = run
+    return sorted(kept.values(), key=lambda run: (run.seed is None, run.seed or 0))
+
+
+def _names(groups: Sequence[Sequence[Run]]) -> list[str]:
+    """A short name for each point, unique: its trial's number, or its first run's folder."""
+    names = []
+    for group in groups:
+        number = trial(group[0]).get("trial")
+        names.append(group[0].folder.name if number is None else f"#{number}")
+    if len(set(names)) < len(names):
+        names = [f"{group[0].folder.parent.name}/{name}" for group, name in zip(groups, names, strict=True)]
+    return [name if names.count(name) == 1 else f"{name} ({names[:i].count(name) + 1})" for i, name in enumerate(names)]
+
+
+def _baseline(points: Sequence[Point], asked: str | None, folders: Sequence[Path]) -> Point:
+    if asked is not None:
+        for point in points:
+            if asked in (point.name, point.name.removeprefix("#")):
+                return point
+        for point in points:
+            if Path(asked).resolve() in (run.folder for run in point.runs):
+                return point
+        listed = ", ".join(point.name for point in points[:20])
+        raise ConfigError(f"--baseline {asked}: no such point; allowed: {listed}{', ...' if len(points) > 20 else ''}")
+    named = sweep(folders[0]).get("baseline") if len(folders) == 1 else None
+    if isinstance(named, Mapping):
+        for point in points:
+            config = runs.flat(point.runs[0].config)
+            if all(key in config and text(config[key]) == text(value) for key, value in named.items()):
+                return point
+    return next((point for point in points if point.finished), points[0])
+
+
+def _beside(point: Point, base: Point, comparisons: int) -> dict[str, Difference | str]:
+    """Each figure that both have; only the main one is corrected for the number of points."""
+    found: dict[str, Difference | str] = {}
+    for figure in FIGURES:
+        ours, theirs = point.by_seed(figure), base.by_seed(figure)
+        if not ours or not theirs:
+            continue
+        refused = _refusal(figure, point, base)
+        found[figure] = refused or statistics.compared(ours, theirs, comparisons=comparisons if figure == MAIN else 1)
+    return found
+
+
+def _refusal(figure: str, point: Point, base: Point) -> str | None:
+    """Why the figure of two points is not one measure; None where it is."""
+    ours, theirs = (runs.flat(one.runs[0].config) for one in (point, base))
+    for key in sorted(ours.keys() | theirs.keys()):
+        for defining in FIGURES[figure][2]:
+            if (key == defining or key.startswith(f"{defining}.")) and ours.get(key) != theirs.get(key):
+                return f"not the same measure: {key} differs"
+    if figure not in ON_PROMPTS:
+        return None
+    if point.prompts is None or base.prompts is None:
+        return "the prompts of the evaluation are not known"
+    return None if point.prompts == base.prompts else "the evaluation asks other prompts"
+
+
+def _prompts(group: Sequence[Run]) -> tuple[str, ...] | None:
+    """What every run of the point was asked, sorted; None where that is not known or not the same."""
+    asked = {tuple(sorted(str(row["prompt"]) for row in last_answers(run.folder))) for run in group}
+    asked.discard(())
+    return asked.pop() if len(asked) == 1 else None
+
+
+def _notes(points: Sequence[Point], varying: Mapping[str, tuple[Any, ...]]) -> list[str]:
+    notes = []
+    short = [point for point in points if len(point.finished) < len(point.runs)]
+    if short:
+        notes.append(
+            f"{', '.join(point.name for point in short[:SHOWN])}{', ...' if len(short) > SHOWN else ''}: some runs did "
+            "not finish; figures and intervals are of those that did, which flatters a point that fails often"
+        )
+    prompts = {point.prompts for point in points}
+    if len(prompts) > 1:
+        notes.append("not all evaluations ask the same prompts; rewards are compared only where they do")
+    for key in varying:
+        if key.split(".")[0] == "reward":
+            notes.append(f"{key} differs: rewards under it are not on one scale and are not compared")
+            break
+    if any(key.split(".")[0] == "hardware" for key in varying):
+        notes.append("the hardware settings differ, and with them the times")
+    if "steps" in varying or len({own.get("steps") for point in points for own in _of_finished(point)}) > 1:
+        notes.append("the runs have different numbers of steps: a longer one had more to learn from")
+    return notes
+
+
+def _of_finished(point: Point) -> list[dict[str, float]]:
+    return [own for run, own in zip(point.runs, point.figures, strict=True) if run.status == "finished"]
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise DataError(f"{path}: no JSON ({error})") from error
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,115 @@
+"""What a job knows of the sweep that it belongs to: the note in its folder, and whether it is worth going on."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rookexp.errors import RunPruned
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.trial import FrozenTrial
+
+NOTE = "trial.json"
+PRUNED = "pruned"  # attribute of a trial: why it was ended
+GREEDY = "eval/reward"
+WORKERS = "workers"
+
+
+@contextmanager
+def at_work(folder: Path) -> Iterator[Trial | None]:
+    """The trial that this run folder is a job of, which nobody else runs meanwhile; None outside a sweep of ours."""
+    if not (folder / NOTE).is_file():
+        yield None
+        return
+    trial = Trial(json.loads((folder / NOTE).read_text(encoding="utf-8")), folder)
+    handle = os.open(lock_of(folder), os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield trial
+    finally:
+        os.close(handle)
+
+
+def lock_of(folder: Path) -> Path:
+    """The file that a job holds a lock on while it runs, also when the sweep that launched it is gone."""
+    return folder.parent / WORKERS / f"job-{folder.name}"
+
+
+class Trial:
+    """A job's side of a trial: it reports, and asks the sweep's pruner. Without a pruner it does nothing.
+
+    A study counts the steps of all seeds of a point in one row, so that a pruner compares equal seeds at equal steps.
+    """
+
+    def __init__(self, note: Mapping[str, Any], folder: Path) -> None:
+        self.note = note
+        self.folder = folder
+        self._open: Study | None = None
+
+    @property
+    def prunes(self) -> bool:
+        """Whether there is a pruner."""
+        return self.note["pruner"] is not None
+
+    def pruned(self) -> str | None:
+        """Why the point was given up; None where it was not."""
+        return self._trial().user_attrs.get(PRUNED) if self.prunes else None
+
+    def watching(
+        self, evaluate: Callable[[int], dict[str, float]], steps: int, end: Callable[[RunPruned], None]
+    ) -> Callable[[int], dict[str, float]]:
+        """The evaluation that also reports the greedy reward, and calls `end` when that is not worth going on with."""
+
+        def watched(step: int) -> dict[str, float]:
+            metrics = evaluate(step)
+            if step > 0 and GREEDY in metrics:  # all trials begin alike
+                reason = self.report(self.note["place"] * steps + step, metrics[GREEDY], f"step {step}")
+                if reason is not None:
+                    end(RunPruned(reason))
+            return metrics
+
+        return watched if self.prunes and self.note["prune_on"] == "step" else evaluate
+
+    def finished(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Reports a whole run to a pruner that compares seeds."""
+        if self.prunes and self.note["prune_on"] == "seed":
+            from rookexp.sweep import outcome
+
+            value = outcome.figure(rows, self.note["objective"])
+            self.report(self.note["place"], value, f"seed {self.note['seed']}")
+
+    def report(self, place: int, value: float, after: str) -> str | None:
+        """Tells a value; why the point is to be given up, or None."""
+        if not math.isfinite(value):
+            return None  # nothing can be compared with it; a run that diverges says so itself
+        study = self._study()
+        storage, number = study._storage, self.note["trial_id"]
+        storage.set_trial_intermediate_value(number, place, float(value))
+        if not study.pruner.prune(study, self._trial()):
+            return None
+        name = str(self.note["pruner"]["_target_"]).rpartition(".")[2]
+        reason = f"pruned by {name} after {after}, at {value:.4g}"
+        storage.set_trial_user_attr(number, PRUNED, reason)
+        return reason
+
+    def _trial(self) -> FrozenTrial:
+        return self._study()._storage.get_trial(self.note["trial_id"])
+
+    def _study(self) -> Study:
+        if self._open is None:
+            import optuna
+
+            from rookexp.sweep import settings, study
+
+            storage = study.storage_of(self.note["storage"], self.folder.parent)
+            pruner = settings.make(self.note["pruner"], "pruner")
+            self._open = optuna.load_study(study_name=self.note["study"], storage=storage, pruner=pruner)
+        return self._open

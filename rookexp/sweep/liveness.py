@@ -1,0 +1,98 @@
+"""Who is at work on a sweep: locks that the system gives back however a process ends, and a sign of life for others.
+
+On one machine a lock of the file system says whether a process lives, so that no clock and no reused process number
+can deceive. Between machines that need not hold; there a file's time stamp does, by the file server's clock.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from types import TracebackType
+
+BEAT_S = 10.0
+SILENT_S = 120.0  # after so long without a sign a process on another machine counts as dead
+FOLDER = "workers"
+GATE = "gate"
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Inside, no other process is inside with the same path; waits for it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def held(path: Path) -> bool:
+    """Whether some process on this machine has locked the file."""
+    try:
+        handle = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
+class Worker:
+    """A process that works on the sweep in a folder; inside `with` it counts as alive."""
+
+    def __init__(self, sweep: Path) -> None:
+        self.folder = sweep / FOLDER
+        self.name = f"{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(2)}"
+        self._path = self.folder / self.name
+        self._done = threading.Event()
+        self._handle = -1
+
+    def __enter__(self) -> Worker:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+        fcntl.flock(self._handle, fcntl.LOCK_EX)
+        threading.Thread(target=self._beat, daemon=True).start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._done.set()
+        self._path.unlink(missing_ok=True)
+        os.close(self._handle)
+
+    def gate(self) -> AbstractContextManager[None]:
+        """A lock that one process of the sweep has at a time."""
+        return locked(self.folder / GATE)
+
+    def alive(self, name: str) -> bool:
+        """Whether the process of that name is at work."""
+        path = self.folder / name
+        if name.rsplit(".", 2)[0] == socket.gethostname():
+            return held(path)
+        try:
+            os.utime(self._path)  # by the clock that the other's stamp is of
+            return self._path.stat().st_mtime - path.stat().st_mtime < SILENT_S
+        except FileNotFoundError:
+            return False
+
+    def bury(self, name: str) -> None:
+        """Removes what a dead process has left."""
+        (self.folder / name).unlink(missing_ok=True)
+
+    def _beat(self) -> None:
+        while not self._done.wait(BEAT_S):
+            try:
+                os.utime(self._path)
+            except FileNotFoundError:
+                return

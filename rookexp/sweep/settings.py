@@ -1,0 +1,143 @@
+"""The keys of conf/hydra/sweeper/rookexp.yaml, checked, and what they say of trials and their jobs."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Le, MinLen
+from optuna.exceptions import ExperimentalWarning
+
+from rookexp import check, nodes
+from rookexp.errors import ConfigError
+
+PREFIX = "hydra.sweeper"
+DIRECTIONS = ("maximize", "minimize")
+CONSTRAINT = re.compile(r"\s*(\S+?)\s*(<=|>=)\s*(\S+)\s*")
+SEED = "seed"  # the key of a run's config that a point's jobs differ in
+OPTUNA = "optuna."
+EXTRA = "pip install 'rookexp[sweep]'"
+
+Direction = Literal["maximize", "minimize"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How points are chosen, run and compared."""
+
+    study_name: Annotated[str, MinLen(1)]  # of the folder in multirun/, too
+    storage: str | None  # a database; None = a journal file in the sweep's folder
+    n_trials: Annotated[int, Ge(1)] | None  # points in all; None = the whole grid
+    n_jobs: Annotated[int, Ge(1)]  # jobs that the launcher gets at a time
+    seeds: Annotated[int, Ge(1)] | Annotated[list[Annotated[int, Ge(0)]], MinLen(1)]
+    statistic: Literal["mean", "iqm"]  # of a point's seeds, which the study sees
+    objective: str | Annotated[list[str], MinLen(1)]
+    direction: Direction | list[Direction]
+    constraints: list[str]
+    baseline: dict[str, Any] | None  # None = the first point
+    max_failure_rate: Annotated[float, Ge(0), Le(1)]
+    params: dict[str, Any]
+    sampler: dict[str, Any]
+    new_seed: bool  # whether the sampler's seed is another one for each trial
+    pruner: dict[str, Any]
+    prune_on: Literal["step", "seed"]  # what a pruner sees a value of
+
+    @property
+    def objectives(self) -> dict[str, Direction]:
+        """Figure -> direction.
+
+        Raises: ConfigError for as many names as directions that there are not.
+        """
+        names = [self.objective] if isinstance(self.objective, str) else self.objective
+        directions = [self.direction] * len(names) if isinstance(self.direction, str) else self.direction
+        if len(names) != len(directions):
+            raise check.refusal(f"{PREFIX}.direction", directions, f"allowed: one for each of {', '.join(names)}")
+        return dict(zip(names, directions, strict=True))
+
+    @property
+    def bounds(self) -> list[tuple[str, Literal["<=", ">="], float]]:
+        """The constraints as figure, relation and number.
+
+        Raises: ConfigError for a text that is none.
+        """
+        found = []
+        for text in self.constraints:
+            match = CONSTRAINT.fullmatch(text)
+            try:
+                name, relation, number = match.groups()  # type: ignore[union-attr]
+                found.append((name, relation, float(number)))
+            except (AttributeError, ValueError) as error:
+                allowed = "allowed: a figure, <= or >=, and a number, as in 'kl <= 0.5'"
+                raise check.refusal(f"{PREFIX}.constraints", text, allowed) from error
+        return found  # type: ignore[return-value]
+
+    @property
+    def prunes(self) -> bool:
+        """Whether runs may be ended early."""
+        return not str(self.pruner.get("_target_", "")).endswith(".NopPruner")
+
+    def seeds_of(self, typed: int | None) -> list[int]:
+        """The seeds of every point; `typed` is what the command line says of the run's own key.
+
+        Raises: ConfigError when both say something.
+        """
+        if typed is not None and self.seeds != 1:
+            raise check.refusal(SEED, typed, f"sweep.seeds={check.spell(self.seeds)} says which; leave one of them out")
+        seeds = [typed] if typed is not None else self.seeds
+        if isinstance(seeds, list) and len(set(seeds)) < len(seeds):
+            raise check.refusal(f"{PREFIX}.seeds", seeds, "allowed: each seed once")
+        return list(range(seeds)) if isinstance(seeds, int) else seeds
+
+    def make_sampler(self, count: int) -> Any:
+        """Optuna's sampler for the trial after `count` others.
+
+        Raises: ConfigError where it is not there or would not take its keys.
+        """
+        node = self.sampler
+        if self.new_seed and isinstance(node.get("seed"), int):
+            # Else a sweep that goes on, or a second process, would draw the points again that there are.
+            node = {**node, "seed": node["seed"] + count}
+        return make(node, f"{PREFIX}.sampler")
+
+    def make_pruner(self) -> Any:
+        """Optuna's pruner.
+
+        Raises: as above.
+        """
+        return make(self.pruner, f"{PREFIX}.pruner")
+
+
+def settings(values: Mapping[str, Any]) -> Settings:
+    """The settings of a sweeper's node.
+
+    Raises: ConfigError naming the key, the value, what is allowed and the nearest spelling.
+    """
+    values = {key: value for key, value in values.items() if not key.startswith("_")}
+    check.check_call(Settings, values, PREFIX, runtime=False, given=(), also={})
+    found = Settings(**values)
+    if found.prunes and len(found.objectives) > 1:
+        names = ", ".join(found.objectives)
+        raise ConfigError(f"pruner: one objective can be pruned on, not {names}; type pruner=none")
+    assert found.bounds is not None  # which is checked by being read
+    for part in (found.sampler, found.pruner):
+        if not str(part.get("_target_", "")).startswith((OPTUNA, "rookexp.")):
+            raise check.refusal(f"{PREFIX}: _target_", part.get("_target_"), "allowed: a class of optuna's")
+    return found
+
+
+def make(node: Mapping[str, Any], path: str) -> Any:
+    """What a node of Optuna's builds.
+
+    Raises: ConfigError also where a package that it needs is missing.
+    """
+    try:
+        check.check_node(node, path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)  # of much that has been there for years
+            return nodes.make(node)
+    except ImportError as error:
+        name = str(node["_target_"]).rpartition(".")[2]
+        raise ConfigError(f"{path}: {name} needs a package that is not here; type {EXTRA}") from error

@@ -1,0 +1,238 @@
+"""What a sweep varies: overrides in Hydra's grammar as parameters, their exact grid, and points as overrides again."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import (
+    ChoiceSweep,
+    IntervalSweep,
+    Override,
+    QuotedString,
+    RangeSweep,
+    Sweep,
+    Transformer,
+)
+
+from rookexp import check
+from rookexp.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hydra.core.config_loader import ConfigLoader
+    from optuna.distributions import BaseDistribution
+
+Scalar = int | float | bool | str
+Point = Mapping[str, Scalar]  # a value for every parameter, by key
+LOG = "log"
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A parameter with a list of values: of `choice`, of commas, of `glob`, or of `range`, whose stop is left out."""
+
+    key: str
+    declared: str  # as typed, behind the =
+    values: tuple[Scalar, ...]  # in declared order
+    texts: tuple[str, ...]  # the values as Hydra reads them
+    step: float | int | None = None  # of a range, whose values have a size and not only a name
+    log: bool = False
+
+    def text(self, value: Scalar) -> str:
+        """The value as an override has it."""
+        return self.texts[self._index(value)]
+
+    def snapped(self, value: Scalar) -> Scalar:
+        """The listed value that a sampler's value, which may be a rounding error off, stands for."""
+        return self.values[self._index(value)]
+
+    def holds(self, value: Scalar) -> bool:
+        """Whether the value is listed."""
+        return any(_same(own, value) for own in self.values)
+
+    def distribution(self) -> BaseDistribution:
+        """The parameter as Optuna has it."""
+        from optuna import distributions
+
+        if self.step is None:
+            return distributions.CategoricalDistribution(self.values)
+        low, high = min(self.values), max(self.values)  # type: ignore[type-var]
+        if self.log:
+            return distributions.IntDistribution(low, high, log=True)  # type: ignore[arg-type]
+        kind = distributions.IntDistribution if isinstance(self.step, int) else distributions.FloatDistribution
+        return kind(low, high, step=abs(self.step))  # type: ignore[arg-type]
+
+    def _index(self, value: Scalar) -> int:
+        return next(i for i, own in enumerate(self.values) if _same(own, value))
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A parameter that takes any number from `low` to `high`, whole ones only where both are whole."""
+
+    key: str
+    declared: str
+    low: float | int
+    high: float | int
+    log: bool
+
+    @property
+    def values(self) -> tuple[Scalar, ...]:
+        """The whole numbers, where it is one of those; () where nobody can count them."""
+        whole = isinstance(self.low, int) and isinstance(self.high, int)
+        return tuple(range(int(self.low), int(self.high) + 1)) if whole else ()
+
+    def text(self, value: Scalar) -> str:
+        """The value as an override has it."""
+        return repr(value)
+
+    def snapped(self, value: Scalar) -> Scalar:
+        """The value."""
+        return value
+
+    def holds(self, value: Scalar) -> bool:
+        """Whether the value is a number within the bounds."""
+        return isinstance(value, int | float) and self.low <= value <= self.high
+
+    def distribution(self) -> BaseDistribution:
+        """The parameter as Optuna has it."""
+        from optuna import distributions
+
+        if isinstance(self.low, int) and isinstance(self.high, int):
+            return distributions.IntDistribution(self.low, self.high, log=self.log)
+        return distributions.FloatDistribution(self.low, self.high, log=self.log)
+
+
+Param = Listed | Interval
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The parameters in declared order, and the overrides that every job has."""
+
+    params: tuple[Param, ...]
+    fixed: tuple[str, ...]
+
+    @property
+    def declared(self) -> dict[str, str]:
+        """Key -> what was typed for it."""
+        return {param.key: param.declared for param in self.params}
+
+    @property
+    def size(self) -> float:
+        """Number of points; infinite with an interval of real numbers."""
+        return math.prod(len(param.values) if param.values else math.inf for param in self.params)
+
+    def points(self) -> Iterator[dict[str, Scalar]]:
+        """Every point of a space of finite size, the last parameter moving fastest."""
+        for values in itertools.product(*(param.values for param in self.params)):
+            yield dict(zip(self.declared, values, strict=True))
+
+    def grid(self) -> list[dict[str, Scalar]]:
+        """Every point of lists.
+
+        Raises: ConfigError for a parameter without one.
+        """
+        for param in self.params:
+            if isinstance(param, Interval):
+                why = "a grid needs listed values; list them, or give sweep.n_trials=N for the sampler to choose"
+                raise check.refusal(param.key, param.declared, why)
+        return list(self.points())
+
+    def overrides(self, point: Point) -> list[str]:
+        """The point as it is typed."""
+        return [f"{param.key}={param.text(point[param.key])}" for param in self.params]
+
+    def snapped(self, point: Point) -> dict[str, Scalar]:
+        """The point in declared order, without rounding errors."""
+        return {param.key: param.snapped(point[param.key]) for param in self.params}
+
+    def outside(self, point: Point) -> list[str]:
+        """`key=value` of what a point has that is not in this space."""
+        return [f"{p.key}={check.spell(point[p.key])}" for p in self.params if not p.holds(point[p.key])]
+
+    def distributions(self) -> dict[str, BaseDistribution]:
+        """The space as Optuna has it."""
+        return {param.key: param.distribution() for param in self.params}
+
+
+def parse(texts: Sequence[str], loader: ConfigLoader | None) -> Space:
+    """The space of overrides such as `lr=1e-5,2e-5`; where a key stands twice, the later value at the earlier place.
+
+    Raises: ConfigError for a sweep without a value, and for what has no meaning here; HydraException for bad grammar.
+    """
+    found: dict[str, Param | str] = {}
+    for override in OverridesParser.create(config_loader=loader).parse_overrides(list(texts)):
+        key = override.get_key_element()
+        found[key] = param_of(override) if override.is_sweep_override() else str(override.input_line)
+    params = tuple(value for value in found.values() if not isinstance(value, str))
+    return Space(params, tuple(value for value in found.values() if isinstance(value, str)))
+
+
+def param_of(override: Override) -> Param:
+    """The parameter that a sweep override declares."""
+    key, declared = override.get_key_element(), str(override.input_line).partition("=")[2]
+    sweep = override.value()
+    tags = sweep.tags if isinstance(sweep, Sweep) else set()
+    if tags - {LOG}:
+        raise check.refusal(key, declared, f"no such tag; allowed: {LOG}{check.nearest(min(tags - {LOG}), [LOG])}")
+    log = LOG in tags
+    if isinstance(sweep, IntervalSweep):
+        assert sweep.start is not None
+        assert sweep.end is not None
+        if not sweep.start < sweep.end or (log and sweep.start <= 0):
+            raise check.refusal(key, declared, f"allowed: interval(low, high), low < high{', above 0' if log else ''}")
+        return Interval(key, declared, sweep.start, sweep.end, log)
+    if isinstance(sweep, RangeSweep):
+        values, step = range_values(sweep)
+        if log and (step != 1 or not values or values[0] <= 0):
+            raise check.refusal(key, declared, "allowed with log: a range of whole numbers above 0 in steps of 1")
+        texts = tuple(map(repr, values))
+        param = Listed(key, declared, tuple(values), texts, step, log)
+    else:
+        if log:
+            raise check.refusal(key, declared, "allowed with log: interval or range; a list has no scale")
+        listed = mixed(sweep.list, sweep.shuffle) if isinstance(sweep, ChoiceSweep) else override.sweep_iterator()
+        items = {Transformer.str(item): plain(item) for item in listed}
+        param = Listed(key, declared, tuple(items.values()), tuple(items))
+    if not param.values:
+        raise check.refusal(key, declared, "no value; allowed: at least one")
+    return param
+
+
+def range_values(sweep: RangeSweep) -> tuple[list[int] | list[float], int | float]:
+    """The values of a range, in decimal arithmetic: three tenths are three, and the stop is left out; and its step.
+
+    Raises: ConfigError for a step of 0.
+    """
+    start, stop, step = (Decimal(str(n)) for n in (sweep.start, sweep.stop, sweep.step))
+    if step == 0:
+        raise ConfigError(f"range({start}, {stop}, {step}): allowed: a step that is not 0")
+    values = [start + step * i for i in range(max(0, math.ceil((stop - start) / step)))]
+    if all(isinstance(n, int) for n in (sweep.start, sweep.stop, sweep.step)):
+        return mixed([int(value) for value in values], sweep.shuffle), int(step)
+    return mixed([float(value) for value in values], sweep.shuffle), float(step)
+
+
+def mixed(values: list[Any], shuffle: bool) -> list[Any]:
+    """The values as they are, or in an order that looks like none and is the same every time, so that sweeps go on."""
+    return random.Random(0).sample(values, len(values)) if shuffle else values
+
+
+def plain(item: Any) -> Scalar:
+    """A value of the grammar as a study keeps it: numbers, booleans and words as they are, the rest as text."""
+    if isinstance(item, QuotedString):
+        return str(item.text)
+    return item if isinstance(item, int | float | bool | str) else str(Transformer.str(item))
+
+
+def _same(one: Scalar, other: Scalar) -> bool:
+    if isinstance(one, float) and isinstance(other, int | float):
+        return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-15)
+    return one == other and isinstance(one, bool) == isinstance(other, bool)

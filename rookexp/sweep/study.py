@@ -1,0 +1,320 @@
+"""A sweep's study on disk: opened or continued, its points claimed by one process each, its results told once."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import optuna
+import yaml
+from omegaconf import OmegaConf
+from optuna.exceptions import ExperimentalWarning
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from rookexp import runs
+from rookexp.errors import ConfigError
+from rookexp.run_info import write_atomic
+from rookexp.sweep import job, liveness
+from rookexp.sweep.liveness import Worker
+from rookexp.sweep.settings import Settings
+from rookexp.sweep.space import Point, Scalar, Space
+
+JOURNAL, NOTE, CONFIG = "study.journal", "sweep.json", "multirun.yaml"
+# Attributes of a trial.
+OWNER, REASON, FIGURES, SAME_AS, VOID = "owner", "reason", "figures", "same_as", "void"
+FREE = (*runs.RUN_ONLY, "hardware", "seed")  # keys of a run's config that may differ between two starts of a sweep
+TWICE = 10  # draws of known points in a row after which the first unknown one is taken
+
+
+class Lock:
+    """A journal's lock that a killed process does not leave behind; it also mends the line that one was writing."""
+
+    def __init__(self, journal: Path) -> None:
+        self.journal = journal
+        self._handle = -1
+
+    def acquire(self) -> bool:
+        handle = os.open(f"{self.journal}.lock", os.O_RDWR | os.O_CREAT, 0o666)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        self._handle = handle
+        with self.journal.open("rb+") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size and (file.seek(size - 1), file.read(1))[1] != b"\n":
+                text = self.journal.read_bytes()
+                file.truncate(text.rfind(b"\n") + 1)
+        return True
+
+    def release(self) -> None:
+        os.close(self._handle)
+
+
+def storage_of(url: str | None, folder: Path) -> BaseStorage:
+    """The storage of a sweep: a database by its URL, which may name the environment, or the journal in its folder."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    if url is None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)  # it is none since Optuna 4
+            return JournalStorage(JournalFileBackend(str(folder / JOURNAL), lock_obj=Lock(folder / JOURNAL)))
+    text = str(OmegaConf.create({"url": url}).url)
+    prefix = "sqlite:///"
+    if text.startswith(prefix) and not text.startswith(prefix + "/"):
+        text = prefix + str((folder / text.removeprefix(prefix)).resolve())
+    return RDBStorage(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a sweep is; equal in all processes that work on it."""
+
+    settings: Settings
+    space: Space
+    seeds: list[int]
+    folder: Path
+    config: Mapping[str, Any]  # what every job's configuration begins with, interpolations unresolved
+    url: str | None  # the storage as it was written, so that a password in the environment stays there
+
+    def jobs(self, trial: int) -> range:
+        """The numbers of a trial's jobs, which are the names of their folders."""
+        return range(trial * len(self.seeds), (trial + 1) * len(self.seeds))
+
+    def job_folder(self, number: int) -> Path:
+        """A job's run folder."""
+        return self.folder / str(number)
+
+    def note(self, study: str) -> dict[str, Any]:
+        """sweep.json."""
+        baseline = self.settings.baseline
+        return {
+            "name": self.settings.study_name,
+            "objectives": [{"name": n, "direction": d} for n, d in self.settings.objectives.items()],
+            "statistic": self.settings.statistic,
+            "seeds": self.seeds,
+            "params": self.space.declared,
+            "baseline": baseline,
+            "study": study,
+        }
+
+
+class Book:
+    """The study and who works on what. A trial is running while its owner lives; then anybody may take it over."""
+
+    def __init__(self, plan: Plan, worker: Worker, storage: BaseStorage, name: str) -> None:
+        self.plan = plan
+        self.worker = worker
+        self.storage = storage
+        self.name = name
+        self.space = plan.space
+        self.study = optuna.load_study(study_name=name, storage=storage, sampler=plan.settings.make_sampler(0))
+
+    def trials(self) -> list[FrozenTrial]:
+        """Every trial that stands for a point of its own, in order; waiting ones too."""
+        return [t for t in self.study.get_trials(deepcopy=False) if not {VOID, SAME_AS} & t.user_attrs.keys()]
+
+    def claim(self) -> FrozenTrial | None:
+        """A point that is this process's from now on, one that a dead process left first; None when none is left."""
+        with self.worker.gate():
+            trials = self.study.get_trials(deepcopy=False)
+            for trial in trials:
+                if trial.state == TrialState.RUNNING and self._left(trial):
+                    if OWNER in trial.user_attrs:
+                        return self._own(trial)
+                    self._void(trial)
+            return self._own(new) if (new := self._next()) is not None else None
+
+    def set(self, trial: FrozenTrial, key: str, value: Any) -> None:
+        """Notes something with a trial that runs."""
+        self.storage.set_trial_user_attr(trial._trial_id, key, value)
+
+    def fresh(self, trial: FrozenTrial) -> FrozenTrial:
+        """The trial as it is now."""
+        return self.storage.get_trial(trial._trial_id)
+
+    def tell(self, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
+        """Ends a trial."""
+        self.study.tell(trial.number, values=values, state=state)
+
+    def constrain(self, trial: FrozenTrial, excess: Mapping[str, float]) -> None:
+        """Notes by how much each constraint is broken; 0 and below is kept."""
+        self.set(trial, "excess", dict(excess))
+        if hasattr(optuna.trial.Trial, "set_constraint"):  # from Optuna 5 on; before, samplers read no constraint here
+            live = optuna.trial.Trial(self.study, trial._trial_id)
+            for name, value in excess.items():
+                live.set_constraint(name, value)
+
+    def elsewhere(self) -> list[FrozenTrial]:
+        """Trials that other living processes work on."""
+        own = self.worker.name
+        return [t for t in self.trials() if t.state == TrialState.RUNNING and t.user_attrs.get(OWNER) != own]
+
+    def _left(self, trial: FrozenTrial) -> bool:
+        """Whether nobody works on a running trial: neither who claimed it, nor a job that has outlived that one."""
+        if self.worker.alive(trial.user_attrs.get(OWNER, "nobody")):
+            return False
+        folders = map(self.plan.job_folder, self.plan.jobs(trial.number))
+        return not any(liveness.held(job.lock_of(folder)) for folder in folders)
+
+    def _own(self, trial: FrozenTrial) -> FrozenTrial:
+        if before := trial.user_attrs.get(OWNER):
+            self.worker.bury(before)
+        self.set(trial, OWNER, self.worker.name)
+        return self.fresh(trial)
+
+    def _void(self, trial: FrozenTrial) -> None:
+        """Ends a trial whose process died between its number and its point; the point comes again."""
+        self.set(trial, VOID, True)
+        self.set(trial, REASON, "ended while the point was being chosen")
+        self.tell(trial, TrialState.FAIL, None)
+        if trial.system_attrs.get("fixed_params"):
+            self._add_grid()
+
+    def _next(self) -> FrozenTrial | None:
+        """A new point, or None: waiting ones in the order of the grid, then what the sampler says."""
+        known = 0
+        while True:
+            trials = self.study.get_trials(deepcopy=False)
+            waiting = any(trial.state == TrialState.WAITING for trial in trials)
+            counted = {key_of(self.space, trial): trial for trial in reversed(self.trials()) if trial.params}
+            wanted = self.plan.settings.n_trials
+            full = wanted is None or len(counted) >= min(wanted, self.space.size)
+            if not waiting and full:
+                return None
+            if not waiting and known >= TWICE and self.space.size < math.inf:
+                self._enqueue(next(p for p in self.space.points() if tuple(p.values()) not in counted))
+            self.study.sampler = self.plan.settings.make_sampler(len(trials))
+            number = self.study.ask(self.space.distributions()).number
+            trial = self.study.get_trials(deepcopy=False)[number]
+            same = counted.get(key_of(self.space, trial))
+            if same is None or same.state == TrialState.RUNNING:
+                return trial
+            # The same point under the same seeds would be the same run again.
+            known += 1
+            self.set(trial, SAME_AS, same.number)
+            self.tell(trial, same.state, same.values if same.state == TrialState.COMPLETE else None)
+
+    def _add_grid(self) -> None:
+        """Puts the points of the grid that are not in the study yet at its end."""
+        there = {key_of(self.space, trial) for trial in self.trials()}
+        for point in self.space.grid():
+            if tuple(point.values()) not in there:
+                self._enqueue(point)
+
+    def _enqueue(self, point: Point) -> None:
+        self.study.enqueue_trial(dict(point))
+
+
+def key_of(space: Space, trial: FrozenTrial) -> tuple[Scalar, ...]:
+    """A trial's point, comparable; () where it has none yet."""
+    params = trial.params or trial.system_attrs.get("fixed_params", {})
+    return tuple(space.snapped(params).values()) if params.keys() >= space.declared.keys() else ()
+
+
+def opened(plan: Plan, worker: Worker) -> Book:
+    """The study of a sweep's folder: new, or as it was left, when the plan is the same one or contains it.
+
+    Raises: ConfigError saying what differs.
+    """
+    with worker.gate():
+        storage = storage_of(plan.url, plan.folder)
+        path = plan.folder / NOTE
+        before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        directions = list(plan.settings.objectives.values())
+        if before is None:
+            name = plan.settings.study_name
+            optuna.create_study(storage=storage, study_name=name, directions=directions, load_if_exists=True)
+        else:
+            refuse_other(plan, before)
+            name = before["study"]
+            old = Book(plan, worker, storage, name)
+            if before["params"] != plan.space.declared:
+                refuse_outside(plan, before, old)
+                name = moved(old, directions)
+        write_atomic(path, json.dumps(plan.note(name), indent=2) + "\n")
+        write_atomic(plan.folder / CONFIG, yaml.safe_dump(dict(plan.config), sort_keys=False))
+        book = Book(plan, worker, storage, name)
+        if plan.settings.n_trials is None:
+            book._add_grid()
+        return book
+
+
+def refuse_other(plan: Plan, before: Mapping[str, Any]) -> None:
+    """Refuses to go on with a sweep whose results could not be compared with new ones, saying what differs."""
+    now = plan.note("")
+    differs = [
+        f"{key} was {before[key]}, now {now[key]}"
+        for key in ("objectives", "statistic", "seeds")
+        if before[key] != now[key]
+    ]
+    if list(before["params"]) != list(now["params"]):
+        differs.append(f"the parameters were {', '.join(before['params'])}, now {', '.join(now['params'])}")
+    path = plan.folder / CONFIG
+    if path.is_file():
+        old = runs.flat(yaml.safe_load(path.read_text(encoding="utf-8")))
+        new = runs.flat(plan.config)
+        for key in dict.fromkeys([*old, *new]):
+            if old.get(key) != new.get(key) and key.split(".")[0] not in FREE:
+                differs.append(f"{key} was {old.get(key, 'absent')}, now {new.get(key, 'absent')}")
+    if differs:
+        raise ConfigError(f"{plan.folder} holds another sweep: {'; '.join(differs)}; {another_name()}")
+
+
+def refuse_outside(plan: Plan, before: Mapping[str, Any], old: Book) -> None:
+    """Refuses a changed space that does not hold the points that were run, or while somebody works in the old one."""
+    changed = [
+        f"{key} was {text}, now {plan.space.declared[key]}"
+        for key, text in before["params"].items()
+        if text != plan.space.declared[key]
+    ]
+    run = [trial for trial in old.study.get_trials(deepcopy=False) if trial.params]
+    outside = dict.fromkeys(text for trial in run for text in plan.space.outside(trial.params))
+    if outside:
+        raise ConfigError(
+            f"{plan.folder} holds runs that are not in the space any more ({', '.join(outside)}): "
+            f"{'; '.join(changed)}; give their values too, or {another_name()}"
+        )
+    if any(trial.state == TrialState.RUNNING and not old._left(trial) for trial in run):
+        raise ConfigError(
+            f"{plan.folder}: another process is at work with other values: {'; '.join(changed)}; "
+            "wait for it, or type what it was started with"
+        )
+
+
+def moved(old: Book, directions: Sequence[str]) -> str:
+    """The name of a study in the new space with the trials that the old one has begun, numbers and all.
+
+    Optuna fixes a parameter's values when it first sees them. The old study stays.
+    """
+    base, _, revision = old.name.rpartition(" v")
+    name = f"{base} v{int(revision) + 1}" if base and revision.isdigit() else f"{old.name} v2"
+    if name in [summary.study_name for summary in optuna.get_all_study_summaries(old.storage)]:
+        optuna.delete_study(study_name=name, storage=old.storage)  # half moved when the process was killed
+    study = optuna.create_study(storage=old.storage, study_name=name, directions=directions)
+    distributions = old.space.distributions()
+    for trial in old.study.get_trials(deepcopy=False):
+        if trial.state == TrialState.WAITING:
+            continue
+        study.add_trial(
+            create_trial(
+                state=trial.state,
+                values=trial.values,
+                params=dict(old.space.snapped(trial.params)) if trial.params else {},
+                distributions=distributions if trial.params else {},
+                user_attrs=trial.user_attrs,
+                system_attrs=trial.system_attrs,
+                intermediate_values=trial.intermediate_values,
+            )
+        )
+    return name
+
+
+def another_name() -> str:
+    """What to type for a sweep of its own."""
+    return "type another name, as in sweep.study_name=NAME"

@@ -1,0 +1,331 @@
+"""A sweep from its first line to its table: points are claimed, run as jobs by Hydra's launcher, and told."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.errors import HydraException
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from optuna.trial import FrozenTrial, TrialState
+
+from rookexp import resume, runs
+from rookexp.errors import ConfigError, RookexpError, SweepFailed
+from rookexp.run_info import redacted, write_atomic
+from rookexp.sweep import job, outcome, results, space, study
+from rookexp.sweep.liveness import Worker
+from rookexp.sweep.outcome import Outcome
+from rookexp.sweep.settings import PREFIX, SEED, settings
+from rookexp.sweep.study import Book, Plan
+
+DEATHS = 3  # of a worker process in a job, after which the job is not tried again
+PROBED = 20  # points that are composed before the first one runs
+ENOUGH = 3  # points that must have ended before a rate means something
+Job = tuple[int, list[str]]  # its number and overrides
+
+
+def sweep(arguments: Sequence[str], config: DictConfig, context: HydraContext, task: TaskFunction) -> None:
+    """Runs the sweep of a command line, or what is left of it.
+
+    Raises: ConfigError for what cannot be swept, or not in this folder; SweepFailed when too many points failed.
+    """
+    plan = planned(arguments, config, context)
+    with Worker(plan.folder) as worker:
+        book = study.opened(plan, worker)
+        Sweep(plan, book, config, context, task).run()
+
+
+def planned(arguments: Sequence[str], config: DictConfig, context: HydraContext) -> Plan:
+    """What a command line asks for, checked as far as it can be before anything runs.
+
+    Raises: ConfigError; HydraException or OmegaConf's when no point of the space makes a configuration.
+    """
+    own = settings(OmegaConf.to_container(config.hydra.sweeper, resolve=True))  # type: ignore[arg-type]
+    texts = [f"{key}={value}" for key, value in own.params.items()]
+    found = space.parse([*texts, *arguments], context.config_loader)
+    if not found.params:
+        raise ConfigError("sweep: nothing varies; give a key several values, as in optim.lr=1e-5,2e-5")
+    for param in found.params:
+        if param.key == SEED:
+            asked = param.declared
+            raise ConfigError(f"{SEED}={asked}: seeds are part of a point; type sweep.seeds=[{asked}]")
+    points = own.n_trials is not None or found.grid()
+    seed, fixed = taken(found.fixed, SEED)
+    found = space.Space(found.params, tuple(fixed))
+    own.make_sampler(0)
+    own.make_pruner()
+    probe(found, config, context, own.n_trials is None and points)
+    base = context.config_loader.load_sweep_config(config, list(fixed))
+    return Plan(
+        settings=own,
+        space=found,
+        seeds=own.seeds_of(whole(seed) if seed is not None else None),
+        folder=Path(str(config.hydra.sweep.dir)).absolute(),
+        config=redacted({str(k): v for k, v in OmegaConf.to_container(base).items() if k != "hydra"}),  # type: ignore[union-attr]
+        url=OmegaConf.to_container(config.hydra.sweeper, resolve=False)["storage"],  # type: ignore[call-overload, index]
+    )
+
+
+def taken(overrides: Sequence[str], key: str) -> tuple[str | None, list[str]]:
+    """The value that one key is given, and the other overrides."""
+    values = [text.partition("=")[2] for text in overrides if resume.key_of(text) == key]
+    return (values[-1] if values else None), [text for text in overrides if resume.key_of(text) != key]
+
+
+def whole(text: str) -> int:
+    """The number of `seed=`."""
+    if not text.isdigit():
+        raise ConfigError(f"{SEED}={text}: allowed: an integer >= 0")
+    return int(text)
+
+
+def probe(found: space.Space, config: DictConfig, context: HydraContext, grid: Any) -> None:
+    """Refuses a space of which no point makes a configuration, as with a misspelt key; single ones may fail later."""
+    first_error: Exception | None = None
+    edges = [{p.key: p.values[end] if p.values else (p.low, p.high)[end] for p in found.params} for end in (0, -1)]
+    for point in (grid or edges)[:PROBED]:
+        try:
+            context.config_loader.load_sweep_config(config, [*found.fixed, *found.overrides(point)])
+            return
+        except (HydraException, OmegaConfBaseException) as error:
+            first_error = first_error or error
+    assert first_error is not None
+    raise first_error
+
+
+class Sweep:
+    """The loop over points of one process; others may work on the same study."""
+
+    def __init__(self, plan: Plan, book: Book, config: DictConfig, context: HydraContext, task: TaskFunction) -> None:
+        self.plan = plan
+        self.book = book
+        self.deaths: Counter[int] = Counter()  # of job numbers
+        self.last_death = ""
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=context, task_function=task, config=config
+        )
+
+    def run(self) -> None:
+        """Works until no point is left, and shows the table.
+
+        Raises: SweepFailed.
+        """
+        self.announce()
+        try:
+            while batch := list(self.claims()):
+                self.work(batch)
+        except (KeyboardInterrupt, SystemExit):
+            self.write()
+            print(f"sweep {self.name}: stopped; the same command goes on with it", file=sys.stderr)
+            raise
+        self.write()
+        results.show(self.plan, self.book)
+        if others := self.book.elsewhere():
+            numbers = ", ".join(str(trial.number) for trial in others)
+            print(f"other processes still work on {numbers}; the one that ends last shows all")
+        self.judge(math.inf)
+
+    @property
+    def name(self) -> str:
+        """The sweep's."""
+        return self.plan.settings.study_name
+
+    def announce(self) -> None:
+        """Says what is going to be run and where."""
+        own, count = self.plan.settings, len(self.plan.seeds)
+        points = own.n_trials or int(self.plan.space.size)
+        states = [trial.state for trial in self.book.trials()]
+        done = sum(state.is_finished() for state in states)
+        jobs = f" x {count} seeds = {points * count} jobs" if count > 1 else ""
+        left = f"; {done} of them done" if done else ""
+        print(f"sweep {self.name}: {points} points{jobs} in {self.plan.folder}{left}", flush=True)
+        self.write()
+
+    def claims(self) -> Iterator[FrozenTrial]:
+        """As many points as make a batch of `n_jobs` jobs."""
+        for _ in range(math.ceil(self.plan.settings.n_jobs / len(self.plan.seeds))):
+            trial = self.book.claim()
+            if trial is None:
+                return
+            yield trial
+
+    def work(self, batch: Sequence[FrozenTrial]) -> None:
+        """Runs the jobs of some points that have not ended, and tells what came of them."""
+        while todo := [job for trial in batch for job in self.todo(trial)]:
+            for together in contiguous(todo):
+                self.launch(together)
+        for trial in batch:
+            self.close(self.book.fresh(trial))
+            self.write()
+            self.judge(ENOUGH)
+
+    def todo(self, trial: FrozenTrial) -> list[Job]:
+        """The jobs of a point that are still to be run; notes with each what it belongs to."""
+        if job.PRUNED in self.book.fresh(trial).user_attrs:
+            return []
+        found = []
+        point = self.plan.space.snapped(trial.params)
+        for place, (number, seed) in enumerate(zip(self.plan.jobs(trial.number), self.plan.seeds, strict=True)):
+            folder = self.plan.job_folder(number)
+            if outcome.read(folder).status in outcome.ENDED:
+                continue
+            overrides = [*self.plan.space.fixed, *self.plan.space.overrides(point), f"{SEED}={seed}"]
+            if self.deaths[number] == DEATHS:
+                outcome.fail(folder, f"launched {DEATHS} times without an end: {self.last_death}")
+                continue
+            own = self.plan.settings
+            note = {
+                "trial": trial.number,
+                "seed": seed,
+                "params": point,
+                "place": place,
+                "sweep": self.name,
+                "study": self.book.name,
+                "storage": self.plan.url,
+                "trial_id": trial._trial_id,
+                "objective": next(iter(own.objectives)),
+                "pruner": own.pruner if own.prunes else None,
+                "prune_on": own.prune_on,
+            }
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomic(folder / job.NOTE, json.dumps(note, indent=2) + "\n")
+            found.append((number, [*overrides, *going_on(folder)]))
+        return found
+
+    def launch(self, together: Sequence[Job]) -> None:
+        """Runs jobs of consecutive numbers; one that fails without a word gets one."""
+        first = together[0][0]
+        try:
+            returns = self.launcher.launch([overrides for _, overrides in together], initial_job_idx=first)
+        except (HydraException, OmegaConfBaseException) as error:  # a point that makes no configuration
+            for number, overrides in together:
+                folder = self.plan.job_folder(number)
+                if len(together) == 1:
+                    outcome.fail(folder, one_line(error))
+                elif outcome.read(folder).status not in outcome.ENDED:
+                    self.launch([(number, overrides)])
+            return
+        except Exception as error:  # a worker process died; which jobs did not end is in their folders
+            self.last_death = one_line(error)
+            print(f"sweep {self.name}: {self.last_death}; what did not end is started again", file=sys.stderr)
+            self.deaths.update(number for number, _ in together)
+            return
+        for (number, _), result in zip(together, returns, strict=True):
+            note_failure(self.plan.job_folder(number), result)
+
+    def close(self, trial: FrozenTrial) -> None:
+        """Tells the study what came of a point, and a reader in a line."""
+        numbers = self.plan.jobs(trial.number)
+        found = {s: outcome.read(self.plan.job_folder(n)) for s, n in zip(self.plan.seeds, numbers, strict=True)}
+        known = {str(s): figures(found[s], self.plan) for s in found if found[s].rows}
+        self.book.set(trial, study.FIGURES, known)
+        state, reason = judged(found, trial.user_attrs.get(job.PRUNED))
+        values = None
+        if state == TrialState.COMPLETE:
+            names = [*self.plan.settings.objectives, *(name for name, _, _ in self.plan.settings.bounds)]
+            missing = next(((s, n) for s in known for n in names if n not in known[s]), None)
+            if missing is not None:
+                state, reason = TrialState.FAIL, f"seed {missing[0]}: {missing[1]} is not a number, or was not logged"
+            else:
+                spread = {name: results.spread(self.plan, known, name).value for name in names}
+                values = [spread[name] for name in self.plan.settings.objectives]
+                self.book.constrain(trial, excess(self.plan, spread))
+        if reason:
+            self.book.set(trial, study.REASON, reason)
+        self.book.tell(trial, state, values)
+        print(results.line(self.plan, self.book.fresh(trial)), flush=True)
+
+    def write(self) -> None:
+        """Brings the files for readers up to date."""
+        with self.book.worker.gate():  # other processes write the same
+            results.write(self.plan, self.book)
+
+    def judge(self, enough: float) -> None:
+        """Ends the sweep when more points have failed than may.
+
+        Raises: SweepFailed naming folders and reasons.
+        """
+        ended = [trial for trial in self.book.trials() if trial.state.is_finished()]
+        failed = [trial for trial in ended if trial.state == TrialState.FAIL]
+        most = self.plan.settings.max_failure_rate
+        if len(failed) <= most * len(ended) or (len(ended) < enough < math.inf):
+            return
+        names = "; ".join(f"trial {t.number}: {t.user_attrs.get(study.REASON)}" for t in failed[:ENOUGH])
+        more = f"; and {len(failed) - ENOUGH} more" if len(failed) > ENOUGH else ""
+        raise SweepFailed(
+            f"sweep {self.name}: {len(failed)} of {len(ended)} points failed, more than "
+            f"{PREFIX}.max_failure_rate={most:g} allows: {names}{more}; see {self.plan.folder / results.TABLE}"
+        )
+
+
+def contiguous(jobs: Sequence[Job]) -> Iterator[list[Job]]:
+    """The jobs in lists of consecutive numbers, as a launcher counts."""
+    for _, group in itertools.groupby(enumerate(sorted(jobs)), lambda pair: pair[1][0] - pair[0]):
+        yield [job for _, job in group]
+
+
+def going_on(folder: Path) -> list[str]:
+    """The override that goes on with a run from its newest checkpoint; none without one."""
+    if not (folder / "checkpoints").is_dir():
+        return []
+    from rookexp import checkpoint
+
+    return [f"{resume.KEY}={resume.quoted(folder)}"] if checkpoint.latest(folder) else []
+
+
+def note_failure(folder: Path, result: JobReturn) -> None:
+    """Writes into a job's folder why it failed, unless the job has done so; with the traceback, if it is a bug."""
+    found = outcome.read(folder)
+    if result.status == JobStatus.COMPLETED:
+        if found.status not in outcome.ENDED and (folder / runs.CONFIG).is_file():
+            outcome.fail(folder, f"the job ended, and {folder} does not say how")
+        return
+    error = result._return_value
+    if not isinstance(error, RookexpError):
+        text = "".join(traceback.format_exception(error))
+        write_atomic(folder / "error.txt", text)
+    if found.status not in outcome.ENDED or not (found.reason or found.status == outcome.FINISHED):
+        outcome.fail(folder, one_line(error))
+
+
+def one_line(error: BaseException) -> str:
+    """An error as a reason: the message, behind its kind where that is not one of ours."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, RookexpError) else f"{type(error).__name__}: {text}".removesuffix(": ")
+
+
+def figures(found: Outcome, plan: Plan) -> dict[str, float]:
+    """A run's figures, those that the sweep asks for among them, where they are finite."""
+    names = [*plan.settings.objectives, *(name for name, _, _ in plan.settings.bounds)]
+    values = runs.figures(found.rows) | {name: outcome.figure(found.rows, name) for name in names}
+    return {name: value for name, value in values.items() if math.isfinite(value)}
+
+
+def judged(found: Mapping[int, Outcome], pruned: str | None) -> tuple[TrialState, str]:
+    """What the jobs of a point make of it, and why it is not complete."""
+    if pruned is not None:
+        return TrialState.PRUNED, pruned
+    for seed, one in found.items():
+        if one.status != outcome.FINISHED:
+            which = f"seed {seed}: " if len(found) > 1 else ""
+            return TrialState.FAIL, f"{which}{one.reason or one.status}"
+    return TrialState.COMPLETE, ""
+
+
+def excess(plan: Plan, spread: Mapping[str, float]) -> dict[str, float]:
+    """By how much each constraint is broken."""
+    return {
+        f"{name} {relation} {bound:g}": spread[name] - bound if relation == "<=" else bound - spread[name]
+        for name, relation, bound in plan.settings.bounds
+    }

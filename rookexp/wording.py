@@ -1,0 +1,225 @@
+"""A comparison in plain sentences: what differs, and whether the difference is real."""
+
+from __future__ import annotations
+
+import math
+from typing import get_args
+
+from rookexp import points, runs, statistics
+from rookexp.console import duration
+from rookexp.points import Comparison, Point
+from rookexp.statistics import Difference, Interval
+
+SHOWN_SETTINGS = 6
+NORMAL = 6  # seeds from which the sign-flip test can agree
+# What the words on a page and in a table mean, once.
+LEGEND = (
+    "Intervals are 95 % intervals (Student's t) over the seeds of finished runs; n is their number.",
+    "Differences are paired: of two points under the same seed, on the same evaluation prompts. `higher` and `lower` "
+    "mean that the interval of the difference leaves 0 out even when it is widened for the number of points that are "
+    "set beside the baseline (Bonferroni). `higher?` and `lower?` mean that the plain 95 % interval does and the "
+    "widened one does not: of 20 points that are no different, one looks like that by chance. `within noise` does not "
+    "mean equal: the interval says how large a difference may have been missed. "
+    f"`cannot tell` means fewer than {statistics.MIN_SEEDS} seeds in common.",
+    "With 3 seeds a difference is found 8 times in 10 if it is 3.3 times the standard deviation of the paired "
+    "differences, with 5 seeds 1.7 times, with 10 once. Below 6 seeds this rests on the differences being about "
+    "normal: the sign-flip test, which needs no such assumption, cannot give p < 0.05 there.",
+    "The best of many points looks better than it is, for it was chosen by the same numbers; run it again under new "
+    "seeds before it is quoted.",
+)
+
+
+def said(comparison: Comparison) -> list[str]:
+    """What a reader wants to know first, one sentence or two each."""
+    if len(comparison.points) == 1:
+        return _one(comparison.points[0], comparison.main)
+    if len(comparison.points) == 2:
+        (other,) = (point for point in comparison.points if point is not comparison.baseline)
+        return _two(comparison.baseline, other, comparison)
+    return _many(comparison)
+
+
+def number(value: float) -> str:
+    """Three decimals, fewer of a large value, more of a small one; a dash for NaN."""
+    if math.isnan(value) or value == 0:
+        return "-" if value else "0"
+    size = abs(value)
+    return f"{value:.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.{3 if size >= 0.1 else 4}f}"
+
+
+def signed(value: float) -> str:
+    """A difference, with its sign."""
+    return ("+" if value > 0 else "") + number(value)
+
+
+def interval(found: Interval) -> str:
+    """`0.52 [0.41, 0.63]`; the value alone where there is no interval."""
+    bounds = "" if math.isnan(found.low) else f" [{number(found.low)}, {number(found.high)}]"
+    return f"{number(found.value)}{bounds}"
+
+
+def seeds(n: int) -> str:
+    """`1 seed`, `3 seeds`."""
+    return f"{n} seed{'' if n == 1 else 's'}"
+
+
+def settings(point: Point, shown: int = SHOWN_SETTINGS) -> str:
+    """The point's settings that vary, as typed, the first few."""
+    listed = [points.label(key, value) for key, value in point.settings.items() if value != runs.ABSENT]
+    more = len(listed) - shown
+    return ", ".join(listed[:shown]) + (f" and {more} more" if more > 0 else "")
+
+
+def changes(base: Point, other: Point) -> list[tuple[str, str, str]]:
+    """Key, the baseline's value and the other's, of every setting in which the two differ."""
+    keys = [key for key in base.settings if repr(base.settings[key]) != repr(other.settings[key])]
+    return [(key, points.text(base.settings[key]), points.text(other.settings[key])) for key in keys]
+
+
+def _one(point: Point, figure: str) -> list[str]:
+    values = point.by_seed(figure)
+    listed = ", ".join(f"{number(value)} (seed {seed})" for seed, value in values.items())
+    lines = [f"All {len(point.runs)} runs have the same settings and differ in the seed only."]
+    if len(point.runs) == 1:
+        lines = ["There is one run, and nothing to compare it with."]
+    if len(values) > 1:
+        lines.append(f"{figure.capitalize()}: {listed}; mean {interval(point.interval(figure))}. That spread is noise.")
+    elif values:
+        lines.append(f"{figure.capitalize()}: {listed}. One seed says nothing about another.")
+    return lines + _failed([point])
+
+
+def _two(base: Point, other: Point, comparison: Comparison) -> list[str]:
+    listed = changes(base, other)
+    shown = ", ".join(f"{key} {before} → {after}" for key, before, after in listed[:SHOWN_SETTINGS])
+    more = f" and {len(listed) - SHOWN_SETTINGS} more keys" if len(listed) > SHOWN_SETTINGS else ""
+    lines = [f"{other.name} differs from {base.name} in {shown}{more}."]
+    found = comparison.beside[other.name].get(comparison.main)
+    lines.append(_judged(base, other, comparison.main, found))
+    if isinstance(found, Difference) and found.n < statistics.MIN_SEEDS:
+        lines += _on_prompts(base, other)
+    seconds = [point.interval("seconds").value for point in (base, other)]
+    if all(value > 0 for value in seconds):
+        ratio = f"{seconds[1] / seconds[0]:.2f} times as long"
+        lines.append(f"Time of the steps: {duration(seconds[0])} and {duration(seconds[1])}, {ratio}.")
+    return lines + _failed([base, other])
+
+
+def _judged(base: Point, other: Point, figure: str, found: Difference | str | None) -> str:
+    """One sentence on a difference and whether it is real."""
+    if found is None:
+        return f"No finished run of both has a {figure}: there is nothing to judge."
+    means = " and ".join(f"{number(point.interval(figure).value)} ({point.name})" for point in (base, other))
+    if isinstance(found, str):
+        return f"Their {figure}s, {means}, are not compared: {found}."
+    if found.n == 0:
+        return (
+            f"{figure.capitalize()} {means}: no seed in common, so nothing is paired, and whether the difference "
+            f"is real cannot be told. Run both under the same {statistics.MIN_SEEDS} seeds or more."
+        )
+    common = "the one seed" if found.n == 1 else f"the {seeds(found.n)}"
+    amount = f"{figure.capitalize()} {means}; under {common} in common {other.name} has {signed(found.interval.value)}"
+    if found.n == 1:
+        return f"{amount}. Whether that is more than noise cannot be told; run 3 seeds or more."
+    rests = f"95 % interval {signed(found.interval.low)} to {signed(found.interval.high)}"
+    test = f"{amount}, {rests}, sign-flip p {found.p:.2g}"
+    if found.said == "cannot tell":
+        return f"{test}. Two seeds are too few to tell; run 3 or more."
+    if found.said == "identical":
+        return f"{amount}: identical. The setting has no effect here, or is not read."
+    if found.said == "within noise":
+        largest = max(abs(found.interval.low), abs(found.interval.high))
+        return f"{test}: within noise. That is not equality; a difference of {number(largest)} could have been missed."
+    if found.said.endswith("?"):
+        return f"{test}: {found.said} Widened for the number of comparisons, the interval does not leave 0 out."
+    trust = (
+        "" if found.n >= NORMAL else f" {seeds(found.n).capitalize()} show that only if differences are about normal."
+    )
+    return f"{test}: {found.said}, and more than noise.{trust}"
+
+
+def _on_prompts(base: Point, other: Point) -> list[str]:
+    """What single runs can be asked: whether these two models answer these prompts differently."""
+    if not (base.prompts and base.prompts == other.prompts and base.finished and other.finished):
+        return []
+    ours, theirs = (
+        {
+            i: float(row["reward"])
+            for i, row in enumerate(sorted(points.last_answers(point.finished[0].folder), key=_asked))
+        }
+        for point in (other, base)
+    )
+    found = statistics.compared(ours, theirs)
+    each = statistics.differences(ours, theirs)
+    better, worse = sum(d > 0 for d in each), sum(d < 0 for d in each)
+    span = (
+        f", 95 % interval {signed(found.interval.low)} to {signed(found.interval.high)}, sign-flip p {found.p:.2g}"
+        if found.n > 1
+        else ""
+    )
+    return [
+        f"What can be said of these two models, not of the settings: on the {found.n} prompts that both were asked, "
+        f"{other.name} is better on {better}, worse on {worse} and equal on {found.n - better - worse}; mean "
+        f"difference {signed(found.interval.value)}{span}. Another seed may turn it round."
+    ]
+
+
+def _asked(row: dict[str, object]) -> str:
+    return str(row["prompt"])
+
+
+def _many(comparison: Comparison) -> list[str]:
+    figure, base = comparison.main, comparison.baseline
+    measured = [point for point in comparison.points if point.by_seed(figure)]
+    lines = []
+    varied = {key: len({repr(p.settings[key]) for p in comparison.points}) for key in base.settings}
+    if varied:
+        shown = ", ".join(f"{key} ({count} values)" for key, count in list(varied.items())[:SHOWN_SETTINGS])
+        more = f" and {len(varied) - SHOWN_SETTINGS} more keys" if len(varied) > SHOWN_SETTINGS else ""
+        lines.append(f"{len(comparison.points)} points differ in {shown}{more}.")
+    if not measured:
+        return [*lines, f"No finished run has a {figure}: there is nothing to judge.", *_failed(comparison.points)]
+    if base in measured:  # rewards for other prompts are on no common scale
+        measured = [p for p in measured if p is base or isinstance(comparison.beside[p.name].get(figure), Difference)]
+    best = max(measured, key=lambda point: point.interval(figure).value)
+    found = best.interval(figure)
+    spread = interval(found) + (f" over {seeds(len(best.by_seed(figure)))}")
+    lines.append(f"Highest mean {figure}: {best.name} ({settings(best)}), {spread}.")
+    if best is not base:
+        lines.append("Beside the baseline: " + _judged(base, best, figure, comparison.beside[best.name].get(figure)))
+    lines.append(_counted(comparison))
+    if len(best.by_seed(figure)) >= statistics.MIN_SEEDS:
+        others = [point for point in measured if point is not best and point.prompts == best.prompts]
+        alike = [
+            point.name
+            for point in others
+            if statistics.compared(point.by_seed(figure), best.by_seed(figure)).said in ("within noise", "identical")
+        ]
+        if alike:
+            listed = ", ".join(alike[:8]) + (f" and {len(alike) - 8} more" if len(alike) > 8 else "")
+            lines.append(f"Not shown to be worse than {best.name}, by plain 95 % intervals: {listed}.")
+    return lines + _failed(comparison.points)
+
+
+def _counted(comparison: Comparison) -> str:
+    """How many points are how, beside the baseline."""
+    words = get_args(statistics.Word)
+    found = [own.get(comparison.main) for own in comparison.beside.values()]
+    counts = {word: sum(isinstance(one, Difference) and one.said == word for one in found) for word in words}
+    refused = sum(not isinstance(one, Difference) for one in found)
+    parts = [f"{count} {word}" for word, count in counts.items() if count]
+    parts += [f"{refused} not compared"] if refused else []
+    point = f"{comparison.baseline.name} ({settings(comparison.baseline)})"
+    return f"Of {len(found)} points beside the baseline {point}, by {comparison.main}: {', '.join(parts)}."
+
+
+def _failed(found: list[Point] | tuple[Point, ...]) -> list[str]:
+    total = sum(len(point.runs) for point in found)
+    missing = total - sum(len(point.finished) for point in found)
+    states: dict[str, int] = {}
+    for point in found:
+        for run in point.runs:
+            if run.status != "finished":
+                states[run.status] = states.get(run.status, 0) + 1
+    listed = ", ".join(f"{count} {status}" for status, count in states.items())
+    return [f"{missing} of {total} runs did not finish ({listed})."] if missing else []

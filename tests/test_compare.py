@@ -1,0 +1,126 @@
+"""The comparison says what differs and whether that is real, and refuses what is not one measure."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from pathlib import Path
+
+import pytest
+from made_runs import PROMPTS, make, sweep
+
+from rookexp import compare, points, wording
+from rookexp.errors import ConfigError, DataError
+from rookexp.statistics import Difference
+
+
+def words(*folders: Path, baseline: str | None = None) -> str:
+    return " ".join(wording.said(points.compare(folders, baseline=baseline)))
+
+
+def test_runs_that_differ_in_the_seed_are_one_point(tmp_path: Path) -> None:
+    for seed in (2, 0, 1):
+        make(tmp_path / f"run{seed}", gain=0.5 + seed / 10, seed=seed)
+    (point,) = points.compare([tmp_path]).points
+    assert point.by_seed("gain") == pytest.approx({0: 0.5, 1: 0.6, 2: 0.7})
+    assert "differ in the seed only" in words(tmp_path)
+
+
+def test_trials_of_a_sweep_are_points_beside_the_first(tmp_path: Path) -> None:
+    found = points.compare([sweep(tmp_path / "s", points=3, seeds=3)])
+    assert [point.name for point in found.points] == ["#0", "#1", "#2"]
+    assert found.points[2].settings == {"optim.lr": pytest.approx(3e-5)}
+    assert found.baseline.name == "#0"
+    gain = found.beside["#2"]["gain"]
+    assert isinstance(gain, Difference)
+    assert (gain.n, gain.said) == (3, "higher")
+    assert gain.interval.value == pytest.approx(0.4, abs=0.03)
+    asked = points.compare([tmp_path / "s"], baseline="2")
+    assert asked.baseline.name == "#2"
+    with pytest.raises(ConfigError, match="--baseline 9: no such point; allowed: #0, #1, #2"):
+        points.compare([tmp_path / "s"], baseline="9")
+
+
+def test_two_runs_are_told_what_differs_and_that_one_seed_shows_nothing(tmp_path: Path) -> None:
+    a, b = make(tmp_path / "a"), make(tmp_path / "b", gain=0.7, **{"optim.lr": 2e-4})
+    text = words(a, b)
+    assert "b differs from a in optim.lr 0.0001 → 0.0002." in text
+    assert "under the one seed in common b has +0.200. Whether that is more than noise cannot be told" in text
+    assert "on the 2 prompts that both were asked, b is better on 2" in text
+
+
+@pytest.mark.parametrize(
+    ("gains", "expected"),
+    [
+        ((0.7, 0.72, 0.68), "higher, and more than noise. 3 seeds show that only if differences are about normal"),
+        ((0.9, 0.5, 0.2), "within noise. That is not equality; a difference of"),
+        ((0.5, 0.5, 0.5), ": identical. The setting has no effect here"),
+    ],
+)
+def test_two_points_are_judged_over_seeds(tmp_path: Path, gains: tuple[float, ...], expected: str) -> None:
+    for seed, gain in enumerate(gains):
+        make(tmp_path / f"a{seed}", seed=seed)
+        make(tmp_path / f"b{seed}", seed=seed, gain=gain, **{"optim.lr": 2e-4})
+    assert expected in words(tmp_path)
+
+
+def test_other_prompts_and_other_rewards_are_not_compared(tmp_path: Path) -> None:
+    make(tmp_path / "a")
+    make(tmp_path / "b", gain=0.9, prompts=(PROMPTS[0], PROMPTS[0].replace("2 8", "2 9")), **{"optim.lr": 2e-4})
+    make(tmp_path / "c", gain=0.9, **{"reward.best": 0.9})
+    make(tmp_path / "d", **{"grpo.kl_type": "reverse"})
+    found = points.compare([tmp_path])
+    assert found.beside["b"]["gain"] == "the evaluation asks other prompts"
+    assert found.beside["c"]["gain"] == "not the same measure: reward.best differs"
+    assert isinstance(found.beside["b"]["entropy"], Difference)
+    assert found.beside["d"]["kl"] == "not the same measure: grpo.kl_type differs"
+    assert isinstance(found.beside["d"]["gain"], Difference)
+    assert any("not on one scale" in note for note in found.notes)
+    assert "Highest mean gain: a (" in words(tmp_path)  # what is on another scale is no candidate
+
+
+def test_runs_that_did_not_finish_are_counted_and_not_averaged(tmp_path: Path) -> None:
+    for seed in range(3):
+        make(tmp_path / f"a{seed}", seed=seed)
+    make(tmp_path / "b0", seed=0, gain=0.6, kl={"coef": 0.0})
+    make(tmp_path / "b1", seed=1, gain=9.0, status="diverged", reason="step 3: loss", kl={"coef": 0.0})
+    found = points.compare([tmp_path])
+    assert found.points[1].by_seed("gain") == pytest.approx({0: 0.6})
+    assert "1 of 5 runs did not finish (1 diverged)." in words(tmp_path)
+    assert any("flatters" in note for note in found.notes)
+
+
+def test_a_run_done_twice_counts_once(tmp_path: Path) -> None:
+    make(tmp_path / "a", gain=0.5)
+    make(tmp_path / "b", gain=0.6, status="interrupted")
+    found = points.compare([tmp_path])
+    assert [run.folder.name for run in found.points[0].runs] == ["a"]
+    assert found.notes[0] == "b is left out: a has the same settings and seed"
+
+
+def test_nothing_to_compare_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no run in it"):
+        points.compare([tmp_path])
+
+
+def test_the_door_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep(tmp_path / "s", points=3, seeds=3)
+    compare.main([str(tmp_path / "s"), "--out", str(tmp_path / "out"), "--baseline", "1"])
+    printed = capsys.readouterr().out
+    assert printed.startswith("3 points differ in optim.lr (3 values).")
+    assert printed.index("#1") < printed.index("#0")
+    table = list(csv.DictReader(io.StringIO((tmp_path / "out" / "points.csv").read_text(encoding="utf-8"))))
+    assert [row["gain_said"] for row in table] == ["lower", "", "higher"]
+    assert float(table[2]["gain_minus_baseline"]) == pytest.approx(0.2, abs=0.03)
+    runs = list(csv.DictReader(io.StringIO((tmp_path / "out" / "runs.csv").read_text(encoding="utf-8"))))
+    assert len(runs) == 9
+    assert {row["status"] for row in runs} == {"finished"}
+    assert (tmp_path / "out" / "compare.html").is_file()
+
+
+def test_the_door_refuses_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        compare.main([str(tmp_path)])
+    assert ended.value.code == 2
+    assert re.fullmatch(r"error: .*no run in it; allowed: .*\n", capsys.readouterr().err)

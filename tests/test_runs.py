@@ -1,0 +1,72 @@
+"""A run folder is read as it is, whole or torn."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_runs import config, make, rows
+
+from rookexp import runs, verdict
+from rookexp.errors import DataError
+
+
+def test_a_run_is_read_back(tmp_path: Path) -> None:
+    run = runs.read(make(tmp_path / "7", status="diverged", reason="step 3:\n loss is inf", seed=2))
+    assert (run.status, run.reason, run.seed, run.overrides) == ("diverged", "step 3: loss is inf", 2, ("seed=2",))
+    assert run.rows == rows(gain=0.5, seed=2)
+    assert run.config["optim"]["lr"] == 1e-4
+
+
+def test_what_a_kill_left_is_read_too(tmp_path: Path) -> None:
+    folder = make(tmp_path / "7")
+    with (folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"step":21,"kl"')
+    for name in ("summary.json", "completions.jsonl"):
+        (folder / name).unlink()
+    (folder / ".hydra" / "overrides.yaml").unlink()
+    run = runs.read(folder)
+    assert (run.status, run.reason, run.overrides, run.summary) == ("unknown", None, (), {})
+    assert run.rows[-1]["step"] == 20
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no config\.yaml"):
+        runs.read(tmp_path)
+
+
+def test_runs_are_found_at_any_depth_in_natural_order(tmp_path: Path) -> None:
+    for name in ("sweep/10", "sweep/2", "sweep/2/inner", "a/b/c"):
+        make(tmp_path / name)
+    found = [str(path.relative_to(tmp_path)) for path in runs.find(tmp_path)]
+    assert found == ["a/b/c", "sweep/2", "sweep/10"]
+    assert runs.find(tmp_path / "a/b/c") == [tmp_path / "a/b/c"]
+    assert runs.find(tmp_path / "nowhere") == []
+
+
+def test_figures_are_of_the_end_and_only_of_what_was_logged() -> None:
+    found = runs.figures(rows(gain=0.5))
+    assert found["gain"] == pytest.approx(0.5)
+    assert found["reward"] == found["best"] == pytest.approx(0.25)
+    assert found["kl"] == pytest.approx(0.01 * np.mean(range(1, 21)))
+    assert (found["steps"], found["seconds"], found["grad_norm_max"]) == (20, 10.0, 0.5)
+    assert "slope" not in found
+    assert runs.figures([]) == {}
+    assert runs.figures([{"step": 0, "eval/reward": 0.3}]) == {"reward": 0.3, "best": 0.3, "steps": 0}
+    assert math.isinf(runs.figures([{"step": 1, "grad_norm": None}])["grad_norm_max"])
+
+
+def test_slope_is_the_verdicts() -> None:
+    made = rows(gain=0.5, steps=60)
+    assert runs.figures(made)["slope"] == pytest.approx(100 * verdict.judge_rows(made).figures["slope"])
+
+
+def test_only_what_varies_and_matters_differs() -> None:
+    first = config(seed=0, task_name="a")
+    second = config(**{"seed": 1, "task_name": "b", "optim.lr": 2e-4, "grpo.extra": [1, 2]})
+    assert runs.differing([first, second]) == {"optim.lr": (1e-4, 2e-4), "grpo.extra": (runs.ABSENT, [1, 2])}
+    assert runs.differing([config(kl={"coef": True}), config(kl={"coef": 1})]) == {"kl.coef": (True, 1)}
+    assert json.dumps(runs.flat({"a": {"b": {"c": 1}, "d": []}})) == '{"a.b.c": 1, "a.d": []}'

@@ -1,0 +1,87 @@
+"""Intervals hold what they promise, and the words about differences follow one rule."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from rookexp import statistics
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 7, 10, 11, 30, 99, 400])
+@pytest.mark.parametrize("level", [0.8, 0.95, 0.9955, 0.9999])
+def test_student_t_is_scipys(freedom: int, level: float) -> None:
+    assert statistics.student_t(freedom, level) == pytest.approx(stats.t.ppf((1 + level) / 2, freedom), rel=1e-6)
+
+
+def test_mean_has_students_interval_and_none_for_one_value() -> None:
+    values = [0.3, 0.5, 0.4, 0.9]
+    found = statistics.mean(values)
+    expected = stats.t.interval(0.95, 3, loc=np.mean(values), scale=stats.sem(values))
+    assert (found.low, found.high) == pytest.approx(expected)
+    alone = statistics.mean([0.5])
+    assert alone.value == 0.5
+    assert math.isnan(alone.low)
+    assert math.isnan(alone.high)
+    assert math.isnan(statistics.mean([]).value)
+
+
+@pytest.mark.parametrize("n", [3, 4, 5, 8, 11])
+def test_iqm_leaves_a_quarter_out_on_each_side(n: int) -> None:
+    values = np.random.default_rng(n).standard_normal(n)
+    assert statistics.iqm(values) == pytest.approx(stats.trim_mean(values, 0.25))
+
+
+def test_bootstrap_is_as_narrow_as_it_says() -> None:
+    rng = np.random.default_rng(0)
+    for n, promised in ((3, 0.76), (10, 0.92)):
+        found = [statistics.bootstrap(rng.standard_normal(n), lambda values: float(np.mean(values))) for _ in range(60)]
+        assert np.mean([one.low <= 0 <= one.high for one in found]) == pytest.approx(promised, abs=0.13)
+
+
+def test_sign_flips_are_counted_exactly() -> None:
+    assert statistics.sign_flip_p([1.0, 2.0, 3.0]) == pytest.approx(2 / 8)
+    assert statistics.sign_flip_p([1.0, -1.0]) == 1.0
+    assert statistics.sign_flip_p([0.1] * 6) == pytest.approx(2 / 64)
+    values = np.random.default_rng(0).standard_normal(12) + 0.4
+    reference = stats.permutation_test((values,), np.mean, permutation_type="samples", n_resamples=np.inf)
+    assert statistics.sign_flip_p(values) == pytest.approx(reference.pvalue)
+    many = np.random.default_rng(0).standard_normal(40) + 0.3
+    assert statistics.sign_flip_p(many) == pytest.approx(stats.ttest_1samp(many, 0).pvalue, abs=0.02)
+
+
+def test_differences_are_of_common_seeds() -> None:
+    a, b = {0: 1.0, 1: 2.0, 5: 9.0}, {1: 0.5, 0: 0.2, 7: 3.0}
+    assert statistics.differences(a, b) == pytest.approx([0.8, 1.5])
+    assert statistics.paired_difference(a, b).value == pytest.approx(1.15)
+
+
+def test_false_alarms_are_as_rare_as_promised() -> None:
+    noise = np.random.default_rng(0).standard_normal((2000, 3))
+    assert np.mean([not statistics.same_within_noise(row) for row in noise]) == pytest.approx(0.05, abs=0.015)
+    families = noise[:1980].reshape(180, 11, 3)
+    alarms = [any(not statistics.same_within_noise(row, comparisons=11) for row in family) for family in families]
+    assert np.mean(alarms) == pytest.approx(0.05, abs=0.04)
+
+
+@pytest.mark.parametrize(
+    ("differences", "comparisons", "word"),
+    [
+        ([0.5], 1, "cannot tell"),
+        ([0.5, 0.51], 1, "cannot tell"),
+        ([0.5, math.nan, 0.5], 1, "cannot tell"),
+        ([0.0, 0.0, 0.0], 1, "identical"),
+        ([0.5, 0.6, 0.4], 1, "higher"),
+        ([-0.5, -0.6, -0.4], 1, "lower"),
+        ([0.5, 0.6, 0.4], 11, "higher?"),
+        ([-0.5, -0.6, -0.4], 11, "lower?"),
+        ([0.5, 0.1, -0.3], 1, "within noise"),
+        ([0.5, 0.5, 0.5], 11, "higher"),
+    ],
+)
+def test_one_word_says_what_seeds_show(differences: list[float], comparisons: int, word: str) -> None:
+    a, b = dict(enumerate(differences)), dict.fromkeys(range(len(differences)), 0.0)
+    assert statistics.compared(a, b, comparisons=comparisons).said == word

@@ -1,0 +1,350 @@
+"""Sweeps as a shell meets them: exact grids, seeds, failures, pruning, going on, and what is left to read."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sweep_task
+import yaml
+
+from rookexp import door
+
+FAST = "debug=fast steps=3 kl=fixed"
+LR = "optim.lr=0.1,0.2,0.3"
+
+
+class Sweeps:
+    """Types commands in an empty folder, and reads what they leave."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+        self.folder = folder / "multirun" / "debug"
+        self.monkeypatch = monkeypatch
+        self.capfd = capfd
+        self.status = 0
+        self.error = self.said = ""
+
+    def __call__(self, line: str, recipe: str = "sweep=grid") -> list[str]:
+        """Runs `-m sweep=grid` with the words of a line; what the jobs have noted meanwhile."""
+        before = len(self.log())
+        self.monkeypatch.setattr(sys, "argv", ["train", "-m", *recipe.split(), *FAST.split(), *line.split()])
+        self.status = 0
+        try:
+            door.enter(sweep_task.task, "config")
+        except SystemExit as end:
+            self.status = end.code if isinstance(end.code, int) else 1
+        self.said, self.error = self.capfd.readouterr()
+        return self.log()[before:]
+
+    def log(self) -> list[str]:
+        path = self.folder / "log"
+        return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+    def rows(self) -> list[dict[str, str]]:
+        """trials.csv."""
+        return list(csv.DictReader((self.folder / "trials.csv").read_text(encoding="utf-8").splitlines()))
+
+    def results(self) -> dict[str, Any]:
+        found: dict[str, Any] = yaml.safe_load((self.folder / "optimization_results.yaml").read_text(encoding="utf-8"))
+        return found
+
+    def column(self, name: str) -> list[str]:
+        return [row[name] for row in self.rows()]
+
+
+@pytest.fixture
+def sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], quiet_logging: None
+) -> Sweeps:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(door.FULL_ERROR, raising=False)
+    return Sweeps(tmp_path, monkeypatch, capfd)
+
+
+def started(notes: list[str]) -> list[int]:
+    return [int(note.split()[0]) for note in notes if " start " in note]
+
+
+def lrs(rows: list[dict[str, str]]) -> list[float]:
+    return [float(row["params_optim.lr"]) for row in rows]
+
+
+# ---- grids and seeds ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "nsga2"])
+def test_a_grid_is_exact_and_in_order_under_every_sampler(sampler: str, sweep: Sweeps) -> None:
+    sweep(f"optim.lr=0.1,0.2 grpo.kl_type=k1,k2,k3 sampler={sampler}")
+    points = [(row["params_optim.lr"], row["params_grpo.kl_type"]) for row in sweep.rows()]
+    assert points == [(lr, kl) for lr in ("0.1", "0.2") for kl in ("k1", "k2", "k3")]
+    assert started(sweep.log()) == [0, 1, 2, 3, 4, 5]
+    assert sweep.status == 0
+
+
+@pytest.mark.slow
+def test_the_recipe_of_the_log_has_its_twelve_points(sweep: Sweeps) -> None:
+    sweep("", "sweep=lr_beta_entropy sweep.study_name=debug steps=1")
+    keys = ["params_optim.lr", "params_kl.coef", "params_grpo.entropy_coef"]
+    points = [tuple(float(row[key]) for key in keys) for row in sweep.rows()]
+    assert points == [(lr, kl, h) for lr in (2e-6, 3e-6) for kl in (0, 0.0025, 0.005) for h in (0, 0.005)]
+
+
+def test_seeds_are_part_of_a_point(sweep: Sweeps) -> None:
+    sweep(f"{LR} sweep.seeds=[3,5]")
+    assert started(sweep.log()) == [0, 1, 2, 3, 4, 5]
+    notes = [json.loads((sweep.folder / str(job) / "trial.json").read_text(encoding="utf-8")) for job in range(6)]
+    assert [(note["trial"], note["seed"]) for note in notes] == [(0, 3), (0, 5), (1, 3), (1, 5), (2, 3), (2, 5)]
+    configs = [yaml.safe_load((sweep.folder / str(job) / "config.yaml").read_text("utf-8")) for job in range(6)]
+    assert [config["seed"] for config in configs] == [3, 5] * 3
+    assert {config["task"]["seed"] for config in configs} == {0}, "else points are asked different prompts"
+    # gain = steps * (lr - seed / 10), so that the mean over both seeds is 3 (lr - 0.4)
+    assert [float(gain) for gain in sweep.column("gain")] == pytest.approx([3 * (lr - 0.4) for lr in (0.1, 0.2, 0.3)])
+    assert sweep.results()["best_params"] == {"optim.lr": 0.3}
+    assert sweep.results()["best_value"] == pytest.approx(-0.3)
+    about = json.loads((sweep.folder / "sweep.json").read_text(encoding="utf-8"))
+    assert about["seeds"] == [3, 5]
+    assert about["params"] == {"optim.lr": "0.1,0.2,0.3"}
+    assert about["objectives"] == [{"name": "gain", "direction": "maximize"}]
+
+
+def test_the_table_says_what_is_better_and_what_is_noise(sweep: Sweeps) -> None:
+    sweep(f"{LR} sweep.seeds=4 sweep.baseline={{optim.lr:0.2}}")
+    lines = [line.split() for line in sweep.said.splitlines() if line[:1] in "012" and "[" in line]
+    assert [line[0] for line in lines] == ["2", "1", "0"], "best first"
+    assert [line[-1] for line in lines] == ["better", "(baseline)", "worse"]
+    assert "beside trial 1" in sweep.said
+    assert "best: trial 2, optim.lr=0.3" in sweep.said
+    assert f"python -m rookexp.compare {sweep.folder}" in sweep.said
+    assert f"optuna-dashboard {sweep.folder}/study.journal" in sweep.said
+    assert "importance: optim.lr 100%" in sweep.said
+
+
+# ---- going on -------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_command_again_runs_nothing_and_changes_no_run(sweep: Sweeps) -> None:
+    sweep(f"{LR} sweep.seeds=2")
+    before = {path: path.read_bytes() for path in sweep.folder.glob("[0-9]*/**/*") if path.is_file()}
+    table = sweep.rows()
+    assert sweep(f"{LR} sweep.seeds=2") == []
+    assert "3 points x 2 seeds = 6 jobs" in sweep.said
+    assert "; 3 of them done" in sweep.said
+    assert {path: path.read_bytes() for path in before} == before
+    assert sweep.rows() == table
+
+
+def test_a_signal_ends_the_sweep_and_the_same_command_goes_on(sweep: Sweeps) -> None:
+    line = "grpo.entropy_coef=0,0.4,0.01"
+    sweep(line)
+    assert sweep.status == 143
+    assert "sweep debug: stopped; the same command goes on with it" in sweep.error
+    assert sweep.column("state") == ["complete", "running", "waiting"]
+    notes = sweep(line)
+    assert notes[0] == "1 start 1", "where it was"
+    assert started(notes) == [1, 2]
+    assert sweep.column("state") == ["complete"] * 3
+
+
+def test_more_values_add_points_and_keep_what_was_run(sweep: Sweeps) -> None:
+    sweep("optim.lr=0.2,0.3 grpo.kl_type=k1,k2")
+    assert started(sweep("optim.lr=0.1,0.2,0.3 grpo.kl_type=k1,k2")) == [4, 5]
+    assert lrs(sweep.rows()) == [0.2, 0.2, 0.3, 0.3, 0.1, 0.1]
+    assert started(sweep("optim.lr=0.1,0.2,0.3 grpo.kl_type=k1,k2,k3")) == [6, 7, 8]
+    assert sweep.column("state") == ["complete"] * 9
+    assert [float(v) for v in sweep.column("gain")] == pytest.approx([3 * lr for lr in lrs(sweep.rows())])
+
+
+REFUSED = {
+    "optim.lr=0.2,0.3": "holds runs that are not in the space any more (optim.lr=0.1): optim.lr was 0.1,0.2, now "
+    "0.2,0.3; give their values too, or type another name, as in sweep.study_name=NAME",
+    "optim.lr=0.1,0.2 steps=4": "holds another sweep: steps was 3, now 4; type another name",
+    "optim.lr=0.1,0.2 kl.coef=0.5": "kl.coef was 0.005, now 0.5",
+    "optim.lr=0.1,0.2 sweep.seeds=2": "seeds was [0], now [0, 1]",
+    "optim.lr=0.1,0.2 sweep.objective=reward": "objectives was ",
+    "kl.coef=0.1,0.2": "the parameters were optim.lr, now kl.coef",
+}
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_a_sweep_that_is_another_one_is_refused_with_the_difference(line: str, sweep: Sweeps) -> None:
+    sweep("optim.lr=0.1,0.2")
+    before = {path: path.read_bytes() for path in sweep.folder.rglob("*") if path.is_file()}
+    assert sweep(line) == []
+    assert sweep.status == 2
+    assert sweep.error.count("\n") == 1
+    assert REFUSED[line] in sweep.error
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_what_may_differ_between_two_starts(sweep: Sweeps) -> None:
+    sweep("optim.lr=0.1,0.2 hardware.threads=1")
+    assert sweep("optim.lr=0.1,0.2 hardware.threads=2 keep_checkpoints=3") == []
+    assert sweep.status == 0
+
+
+def test_n_trials_is_a_total_and_going_on_draws_what_a_straight_sweep_would(sweep: Sweeps) -> None:
+    line = "optim.lr=tag(log,interval(1e-3,1)) kl.coef=interval(0,1) sampler=random"
+    sweep(f"{line} sweep.n_trials=6 sweep.study_name=straight")
+    straight = sweep.folder.with_name("straight") / "trials.csv"
+    sweep(f"{line} sweep.n_trials=2")
+    assert len(sweep.rows()) == 2
+    assert started(sweep(f"{line} sweep.n_trials=6")) == [2, 3, 4, 5]
+    assert (sweep.folder / "trials.csv").read_text("utf-8") == straight.read_text("utf-8")
+    assert len(set(lrs(sweep.rows()))) == 6
+
+
+def test_a_sampler_never_runs_a_point_twice_and_ends_with_the_space(sweep: Sweeps) -> None:
+    sweep("optim.lr=0.1,0.2,0.3 kl.coef=0,1 sampler=tpe sweep.n_trials=50")
+    points = [(row["params_optim.lr"], row["params_kl.coef"]) for row in sweep.rows()]
+    assert len(points) == len(set(points)) == 6
+    assert len(started(sweep.log())) == 6
+
+
+# ---- failures -------------------------------------------------------------------------------------------------------
+
+
+def test_failures_are_trials_with_a_reason_and_the_sweep_goes_on(sweep: Sweeps) -> None:
+    sweep("grpo.entropy_coef=0.1,0.2,0.3,0,0.01 sweep.max_failure_rate=1")
+    assert sweep.column("state") == ["fail", "fail", "fail", "complete", "complete"]
+    assert sweep.column("reason")[:3] == [
+        "ZeroDivisionError: a mistake",
+        "seed 0: gain is not a number, or was not logged",
+        "step 0: not finite",
+    ]
+    assert "a mistake" in (sweep.folder / "0" / "error.txt").read_text(encoding="utf-8")
+    assert sweep.status == 0
+    assert sweep("grpo.entropy_coef=0.1,0.2,0.3,0,0.01 sweep.max_failure_rate=1") == [], "a failure is a result"
+
+
+def test_a_point_that_makes_no_configuration_fails_alone(sweep: Sweeps) -> None:
+    sweep("kl=fixed,none kl.coef=0.1")
+    assert sweep.column("state") == ["complete", "fail"]
+    assert "coef" in sweep.column("reason")[1]
+
+
+def test_too_many_failures_end_it(sweep: Sweeps) -> None:
+    notes = sweep("grpo.entropy_coef=0.1,0.2,0.3,0.01,0.02")
+    assert started(notes) == [0, 1, 2]
+    assert sweep.status == 1
+    last = sweep.error.splitlines()[-1]
+    assert last.startswith("error: sweep debug: 3 of 3 points failed, more than hydra.sweeper.max_failure_rate=0.5")
+    assert "trial 0: ZeroDivisionError: a mistake; trial 1: " in last
+
+
+def test_a_seed_that_fails_fails_its_point(sweep: Sweeps) -> None:
+    sweep("grpo.entropy_coef=0,0.3 sweep.seeds=2")
+    assert sweep.column("reason") == ["", "seed 0: step 0: not finite"]
+
+
+# ---- pruning, constraints, several objectives -----------------------------------------------------------------------
+
+
+def test_a_hopeless_run_is_pruned_at_a_step_and_keeps_its_state(sweep: Sweeps) -> None:
+    pruner = "pruner=median sweep.pruner.n_startup_trials=2 sweep.pruner.n_warmup_steps=2"
+    sweep(f"optim.lr=0.3,0.2,0.01,0.4 {pruner}")
+    assert sweep.column("state") == ["complete", "complete", "pruned", "complete"]
+    assert sweep.column("reason")[2] == "pruned by MedianPruner after step 2, at 0.02"
+    summary = json.loads((sweep.folder / "2" / "summary.json").read_text(encoding="utf-8"))
+    assert summary == {"status": "pruned", "reason": "pruned by MedianPruner after step 2, at 0.02"}
+    assert (sweep.folder / "2" / "state").read_text(encoding="utf-8") == "2"
+    assert sweep(f"optim.lr=0.3,0.2,0.01,0.4 {pruner}") == [], "a pruned point is done"
+
+
+def test_nothing_is_pruned_unless_asked(sweep: Sweeps) -> None:
+    sweep("optim.lr=0.3,0.2,0.01,0.001")
+    assert sweep.column("state") == ["complete"] * 4
+
+
+def test_a_pruned_seed_spares_the_others(sweep: Sweeps) -> None:
+    pruner = "pruner=median sweep.pruner.n_startup_trials=2 sweep.pruner.n_warmup_steps=1"
+    sweep(f"optim.lr=0.3,0.2,0.01 sweep.seeds=3 {pruner}")
+    assert started(sweep.log()) == [0, 1, 2, 3, 4, 5, 6]
+    assert sweep.column("state")[2] == "pruned"
+
+
+def test_wilcoxon_gives_a_point_up_after_some_seeds(sweep: Sweeps) -> None:
+    sweep("optim.lr=0.3,0.1 sweep.seeds=8 pruner=wilcoxon")
+    assert sweep.column("state") == ["complete", "pruned"]
+    count = len(started(sweep.log())) - 8
+    assert 3 <= count < 8
+    assert sweep.column("reason")[1].startswith(f"pruned by WilcoxonPruner after seed {count - 1}")
+
+
+def test_a_constraint_decides_who_can_be_best(sweep: Sweeps) -> None:
+    sweep("optim.lr=0.2,0.1 kl.coef=0,1 ++sweep.constraints=['kl>=0.5']".replace("++", ""))
+    assert sweep.results()["best_params"] == {"optim.lr": 0.2, "kl.coef": 1}
+    assert "breaks kl >= 0.5" in sweep.said
+
+
+def test_several_objectives_have_no_single_best(sweep: Sweeps) -> None:
+    sweep("optim.lr=0.1,0.2 kl.coef=0,1 sweep.objective=[gain,kl] sweep.direction=[maximize,minimize]")
+    found = [solution["params"] for solution in sweep.results()["solutions"]]
+    assert found == [{"optim.lr": 0.2, "kl.coef": 0}]
+    assert "not dominated: trial 2" in sweep.said
+
+
+# ---- mistakes -------------------------------------------------------------------------------------------------------
+
+MISTAKES = {
+    "optim.lrr=0.1,0.2": "optim.lrr=0.1: no such key; allowed in optim: ",
+    "optim.lr=0.1": "sweep: nothing varies; give a key several values, as in optim.lr=1e-5,2e-5",
+    "optim.lr=interval(0,1)": "optim.lr=interval(0,1): a grid needs listed values",
+    "seed=1,2": "seed=1,2: seeds are part of a point; type sweep.seeds=[1,2]",
+    f"{LR} seed=3 sweep.seeds=2": "seed=3: sweep.seeds=2 says which; leave one of them out",
+    f"{LR} sweep.seeds=0": "hydra.sweeper.seeds=0: allowed: an integer >= 1",
+    f"{LR} sweep.n_trails=3": "did you mean hydra.sweeper.n_trials?",
+    f"{LR} sweep.direction=up": "hydra.sweeper.direction=up: allowed: maximize, minimize",
+    f"{LR} sweep.constraints=[kl]": "hydra.sweeper.constraints=kl: allowed: a figure, <= or >=, and a number",
+    f"{LR} sweep.objective=[gain,kl] pruner=median": "pruner: one objective can be pruned on, not gain, kl",
+    f"{LR} sampler=tpee": "sampler=tpee: allowed: cmaes, gp, nsga2, nsga3, qmc, random, tpe; did you mean sampler=tpe?",
+    f"{LR} sweep.sampler.seed=x": "hydra.sweeper.sampler.seed=x: allowed: an integer, or null",
+}
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_a_mistake_is_one_line_and_nothing_runs(line: str, sweep: Sweeps) -> None:
+    assert sweep(line) == []
+    assert sweep.status == 2
+    assert sweep.error.count("\n") == 1, sweep.error
+    assert MISTAKES[line] in sweep.error
+
+
+def test_a_sweep_needs_its_flag_and_its_keys_a_sweep(sweep: Sweeps, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep(f"{LR} sweep.seeds=2", "")
+    assert sweep.error.startswith("error: sweep.seeds=2: which sweep? add a recipe, as in sweep=grid")
+    monkeypatch.setattr(sys, "argv", ["train", "sweep=grid"])
+    with pytest.raises(SystemExit):
+        door.enter(sweep_task.task, "config")
+    assert sweep.capfd.readouterr().err == "error: sweep=grid: about a sweep, which begins with the flag -m\n"
+
+
+def test_the_name_optuna_is_ours_where_it_is_free(sweep: Sweeps) -> None:
+    sweep(f"{LR} hydra/sweeper=optuna", "")
+    assert sweep.column("state") == ["complete"] * 3
+
+
+def test_hydras_own_sweep_ends_with_a_table(sweep: Sweeps) -> None:
+    sweep(f"{LR} seed=0,1 hydra.sweep.dir=multirun/debug", "")
+    assert started(sweep.log()) == [0, 1, 2, 3, 4, 5]
+    header, *lines = [line.split() for line in sweep.said.splitlines()[-8:-1]]
+    assert header == ["job", "optim.lr", "seed", "gain", "reward", "kl", "entropy", "seconds", "ended"]
+    assert lines[3] == ["3", "0.2", "1", "0.3", "0.3", "0.005", "-", "3", "finished"]
+    assert sweep.said.splitlines()[-1].startswith("compare: python -m rookexp.compare ")
+
+
+RECIPES = sorted(path.stem for path in (Path(__file__).parent.parent / "conf" / "sweep").glob("*.yaml"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", [name for name in RECIPES if name != "grid"])
+def test_every_recipe_is_a_sweep(recipe: str, sweep: Sweeps) -> None:
+    more = "sweep.n_trials=3" if recipe == "tpe_pruned" else ""
+    sweep(f"steps=1 sweep.study_name=debug sweep.seeds=1 sweep.max_failure_rate=0 {more}", f"sweep={recipe}")
+    assert sweep.status == 0, sweep.error
+    assert set(sweep.column("state")) == {"complete"}
+    config = yaml.safe_load((sweep.folder / "0" / "config.yaml").read_text(encoding="utf-8"))
+    assert (config["save_every"], config["keep_checkpoints"]) in ((1, 1), (2, 1))
