@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from rookexp import resume
+from rookexp import recipes, resume
 from rookexp.errors import ConfigError, DataError, EngineError, RookexpError, RunStopped
 
 if TYPE_CHECKING:
@@ -161,19 +163,32 @@ def arrange(argv: list[str], config_name: str) -> list[str]:
             hint = check.nearest(arg.split("=")[0], flags)
             raise ConfigError(f"{arg}: no such flag; allowed: key=value, group=option, {', '.join(flags)}{hint}")
     overrides = [*known.overrides, *unknown]
-    return resume.continued([arg for arg in argv if arg not in overrides], overrides, config_name)
+    words = resume.continued([arg for arg in argv if arg not in overrides], overrides, config_name)
+    args = parser.parse_args(words)
+    try:
+        with configs(args) as extra:
+            added = recipes.taken_out(args.overrides, args.config_name or config_name, extra)
+    except Exception:  # Hydra will find the same mistake when it composes, and explain() says which it is
+        return words
+    first = len(words) - len(args.overrides)  # the flags stand before it
+    return [*words[:first], *added, *words[first:]]
+
+
+@contextmanager
+def configs(args: Namespace) -> Iterator[list[str]]:
+    """Hydra, ready to compose what the flags ask for; the overrides that a --config-dir stands for."""
+    path = Path(args.config_path).resolve() if args.config_path else conf_dir()
+    GlobalHydra.instance().clear()  # a failed start leaves one behind
+    with hydra.initialize_config_dir(str(path), **version_base()):
+        yield [f"hydra.searchpath=[file://{Path(args.config_dir).resolve()}]"] if args.config_dir else []
 
 
 def explain(error: Exception, argv: list[str], config_name: str) -> str:
     """One line for an error of Hydra's: the override that it is about, what is allowed, and the nearest spelling."""
     args = get_args_parser().parse_args(argv)
-    path = Path(args.config_path).resolve() if args.config_path else conf_dir()
-    extra = [f"hydra.searchpath=[file://{Path(args.config_dir).resolve()}]"] if args.config_dir else []
-    GlobalHydra.instance().clear()
     try:
-        with hydra.initialize_config_dir(str(path), **version_base()):
+        with configs(args) as accepted:
             loader = GlobalHydra.instance().config_loader()
-            accepted = extra
             for text in single_values(args.overrides, loader):
                 if not args.multirun and text not in args.overrides:
                     return f"{text.split('=')[0]}: several values need the flag -m; a list is written key=[a,b]"

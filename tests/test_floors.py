@@ -21,7 +21,9 @@ FLOORS = {
     **dict.fromkeys(["trainer", "hardware", "track", "console", "health", "report", "run_info", "checkpoint"], 4),
     **dict.fromkeys(["annotate", "documents", "corpus", "heldout", "policies", "stop"], 4),
     **dict.fromkeys(["rehearsal", "symptoms", "checkup"], 4),
-    **dict.fromkeys(["door", "resume", "nodes", "build", "session", "train", "data", "pretrain", "evaluate"], 5),
+    **dict.fromkeys(
+        ["door", "recipes", "resume", "nodes", "build", "session", "train", "data", "pretrain", "evaluate"], 5
+    ),
     "doctor": 5,
 }
 DOORS = ("train", "data", "pretrain", "evaluate", "doctor")
@@ -31,8 +33,8 @@ ROOMS = {
     "safetensors": ("models.weights", "checkpoint"),
     "huggingface_hub": ("models.weights", "checkpoint"),
     "wandb": ("track",),
-    "hydra": ("door",),
-    "omegaconf": ("door",),
+    "hydra": ("door", "recipes"),
+    "omegaconf": ("door", "recipes"),
     "optuna": (),
     "transformers": (),
     "scipy": (),

@@ -89,8 +89,8 @@ def test_readme_names_only_what_there_is(root: Path) -> None:
     trained = [words[3:] for words in commands if words[:3] == ["python", "-m", "rookexp.train"]]
     assert trained
     door.register_resolvers()
-    with hydra.initialize_config_dir(str(root / "conf"), **door.version_base()):
-        for words in trained:
-            typed = [w for w in words if not w.startswith("resume=")]  # of a folder that stands for the reader's
-            overrides = [w for w in door.arrange(typed, "config") if "=" in w and "," not in w]
-            hydra.compose("config", overrides)
+    for words in trained:
+        typed = [w for w in words if not w.startswith("resume=")]  # of a folder that stands for the reader's
+        arranged = door.arrange(typed, "config")
+        with hydra.initialize_config_dir(str(root / "conf"), **door.version_base()):
+            hydra.compose("config", [w for w in arranged if "=" in w and "," not in w])
