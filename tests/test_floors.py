@@ -14,11 +14,11 @@ PACKAGE = Path(__file__).resolve().parent.parent / "rookexp"
 # and its own folder.
 FLOORS = {
     **dict.fromkeys(["__init__", "types", "errors"], 0),
-    **dict.fromkeys(["ops", "returns", "schedule", "chess_text", "check", "verdict"], 1),
+    **dict.fromkeys(["ops", "returns", "schedule", "chess_text", "check", "verdict", "statistics"], 1),
     **dict.fromkeys(["losses", "aggregation", "kl", "coefficients", "baselines", "shaping", "reference"], 2),
     **dict.fromkeys(["generate", "tokenizers", "optim", "models", "tasks", "rewards"], 2),
     **dict.fromkeys(["objectives", "evaluation"], 3),
-    **dict.fromkeys(["trainer", "hardware", "track", "console", "health", "report", "run_info", "checkpoint"], 4),
+    **dict.fromkeys(["trainer", "hardware", "track", "console", "health", "report", "run_info", "checkpoint", "runs"], 4),
     **dict.fromkeys(["annotate", "documents", "corpus", "heldout", "policies", "stop"], 4),
     **dict.fromkeys(["rehearsal", "symptoms", "checkup"], 4),
     **dict.fromkeys(

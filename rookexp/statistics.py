@@ -1,0 +1,161 @@
+"""What a few seeds can show: intervals, paired differences, and one rule for "the same within noise"."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float
+
+Values = Float[np.ndarray, " n"] | Sequence[float]
+
+LEVEL = 0.95
+RESAMPLES = 2000
+EXACT_FLIPS = 16  # so many differences have 65 536 sign patterns, which are counted one by one
+DRAWN_FLIPS = 20_000
+MIN_SEEDS = 3  # fewer differences have an interval too, but one that a coincidence makes narrow
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A value with its 95 % confidence interval; NaN bounds where the values do not give one."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """a - b over the seeds that both have."""
+
+    n: int  # seeds in common
+    interval: Interval  # mean difference; Student's t
+    p: float  # two-sided, by flipping signs; NaN without seeds in common
+    said: Literal["higher", "lower", "identical", "within noise", "cannot tell"]  # of a, beside b
+
+
+def mean(values: Values, *, level: float = LEVEL) -> Interval:
+    """The mean with Student's t interval; its bounds are NaN for one value, and all is NaN for none.
+
+    Exact for normal values only. Of 3 values its half width is 2.5 standard deviations, of 5 1.2, of 10 0.7.
+    """
+    y = np.asarray(values, float)
+    if len(y) < 2:
+        return Interval(float(y[0]) if len(y) else math.nan, math.nan, math.nan)
+    half = student_t(len(y) - 1, level) * float(y.std(ddof=1)) / math.sqrt(len(y))
+    return Interval(float(y.mean()), float(y.mean()) - half, float(y.mean()) + half)
+
+
+def iqm(values: Values) -> float:
+    """The interquartile mean: without the lowest and the highest quarter, rounded down; of 3 values the plain mean.
+
+    Source: Agarwal et al. 2021, "Deep reinforcement learning at the edge of the statistical precipice".
+    """
+    y = np.sort(np.asarray(values, float))
+    cut = len(y) // 4
+    return float(y[cut : len(y) - cut].mean()) if len(y) else math.nan
+
+
+def bootstrap(values: Values, statistic: Callable[[Values], float], *, seed: int = 0) -> Interval:
+    """A statistic with its percentile bootstrap interval; for statistics that have no formula, such as `iqm`.
+
+    Too narrow for few values: of 3 normal ones the interval of the mean holds the truth in 76 cases of 100, of 5 in
+    83, of 10 in 92. Use `mean` where the mean is meant.
+    """
+    y = np.asarray(values, float)
+    if len(y) < 2:
+        return Interval(statistic(y) if len(y) else math.nan, math.nan, math.nan)
+    drawn = y[np.random.default_rng(seed).integers(len(y), size=(RESAMPLES, len(y)))]
+    low, high = np.quantile([statistic(sample) for sample in drawn], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(float(statistic(y)), float(low), float(high))
+
+
+def differences(a: Mapping[int, float], b: Mapping[int, float]) -> list[float]:
+    """a - b, both by seed, for the seeds that both have, in their order."""
+    return [a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())]
+
+
+def paired_difference(a: Mapping[int, float], b: Mapping[int, float]) -> Interval:
+    """The mean of a - b, both by seed, over the seeds that both have, with Student's t interval."""
+    return mean(differences(a, b))
+
+
+def sign_flip_p(values: Values) -> float:
+    """Two-sided p of a mean this far from 0, if each difference could as well have had the other sign.
+
+    Assumes symmetry about 0 and nothing else. Exact up to 16 values, else of 20 000 drawn patterns. It cannot be less
+    than 2 / 2^n: 0.25 for 3 seeds, 0.06 for 5, below 0.05 from 6 on.
+    """
+    y = np.asarray(values, float)
+    if not len(y) or not np.isfinite(y).all():
+        return math.nan
+    if len(y) <= EXACT_FLIPS:
+        signs = np.array(list(itertools.product((1.0, -1.0), repeat=len(y))))
+    else:
+        signs = np.random.default_rng(0).choice((1.0, -1.0), size=(DRAWN_FLIPS, len(y)))
+        signs[0] = 1.0  # the pattern that was seen is one of those that could have been
+    sums = np.abs(signs @ y)
+    return float(np.mean(sums >= sums[0] * (1 - 1e-9)))
+
+
+def same_within_noise(values: Values, *, comparisons: int = 1) -> bool | None:
+    """Whether paired differences are no evidence against 0; None for fewer than 3 of them. The one rule of all tables.
+
+    True where Student's t interval at the level 1 - 0.05 / comparisons includes 0: with 11 points beside one
+    baseline, the chance of any false alarm stays at 5 %. "Within noise" is not "equal": the interval says how large a
+    difference these seeds could have missed. With 3 seeds, one of 3.3 standard deviations of the differences is
+    found 8 times in 10, with 5 seeds one of 1.7, with 10 one of 1.0. With so few, it rests on the differences being
+    about normal; `sign_flip_p` needs no such assumption and can say nothing below 6 seeds.
+    """
+    y = np.asarray(values, float)
+    if len(y) < MIN_SEEDS or not np.isfinite(y).all():
+        return None
+    found = mean(y, level=1 - (1 - LEVEL) / max(comparisons, 1))
+    return found.low <= 0 <= found.high
+
+
+def compared(a: Mapping[int, float], b: Mapping[int, float], *, comparisons: int = 1) -> Difference:
+    """What the seeds in common say of a beside b, in one word by the rule of `same_within_noise`."""
+    found = differences(a, b)
+    interval, same = mean(found), same_within_noise(found, comparisons=comparisons)
+    said: Literal["higher", "lower", "identical", "within noise", "cannot tell"]
+    if same is None:
+        said = "cannot tell"
+    elif not any(found):
+        said = "identical"
+    else:
+        said = "within noise" if same else "higher" if interval.value > 0 else "lower"
+    return Difference(len(found), interval, sign_flip_p(found), said)
+
+
+def student_t(freedom: int, level: float) -> float:
+    """The t with |T| <= t in a share `level` of cases; `freedom` >= 1.
+
+    Bisects the distribution function that Abramowitz and Stegun 26.7.3 and 26.7.4 give in closed form.
+    """
+    low, high = 0.0, 1.0
+    while _within(high, freedom) < level:
+        high *= 2
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(middle, freedom) < level else (low, middle)
+    return high
+
+
+def _within(t: float, freedom: int) -> float:
+    """P(|T| <= t) for Student's t."""
+    theta = math.atan(t / math.sqrt(freedom))
+    cos2 = math.cos(theta) ** 2
+    odd = freedom % 2
+    term = total = math.cos(theta) if odd else 1.0
+    for k in range(3 if odd else 2, freedom - 1, 2):
+        term *= cos2 * (k - 1) / k
+        total += term
+    if not odd:
+        return math.sin(theta) * total
+    return 2 / math.pi * (theta + (math.sin(theta) * total if freedom > 1 else 0.0))
