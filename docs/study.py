@@ -37,7 +37,7 @@ DIVERGENCES = {word: [f"grpo.kl_type={word}"] for word in ("forward", "reverse",
 FAMILIES = {"algorithm": ALGORITHMS, "grpo.kl_type": DIVERGENCES}
 PANELS = (
     ("eval/reward", "greedy reward of the prompts trained on"),
-    ("kl", "exact KL(policy || reference), nats a token"),
+    ("kl/forward", "exact KL(policy || reference), nats a token"),
 )
 COLOURS = ("#2f6fb5", "#c0392b", "#2a8f5b", "#c98a1b", "#6a4c93")
 
@@ -83,7 +83,7 @@ def draw(path: Path) -> None:
             axis.grid(alpha=0.25, linewidth=0.6)
             axis.spines[["top", "right"]].set_visible(False)
             axis.margins(x=0.01)
-            axis.set_title(label if column else f"{label}", fontsize=10, loc="left")
+            axis.set_title(label, fontsize=10, loc="left")
             if row == len(PANELS) - 1:
                 axis.set_xlabel("step (updates done)")
         axes[0, column].legend(title=family, fontsize=8, title_fontsize=8, frameon=False, loc="lower right")
@@ -96,8 +96,8 @@ def figures(variant: str) -> dict[str, dict[int, float]]:
     found: dict[str, dict[int, float]] = {}
     for seed in SEEDS:
         rows = track.read_jsonl(folder(variant, seed) / track.METRICS)
-        black = verdict.column(rows, "eval/best_is_engine_black")[1]
-        for name, value in {**runs.figures(rows), "black": float(black[-1])}.items():
+        nats = verdict.column(rows, "kl/forward")[1][-runs.LAST :].mean()
+        for name, value in {**runs.figures(rows), "kl": float(nats)}.items():
             found.setdefault(name, {})[seed] = value
     return found
 

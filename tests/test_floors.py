@@ -18,7 +18,9 @@ FLOORS = {
     **dict.fromkeys(["losses", "aggregation", "kl", "coefficients", "baselines", "shaping", "reference"], 2),
     **dict.fromkeys(["generate", "tokenizers", "optim", "models", "tasks", "rewards"], 2),
     **dict.fromkeys(["objectives", "evaluation"], 3),
-    **dict.fromkeys(["trainer", "hardware", "track", "console", "health", "report", "run_info", "checkpoint", "runs"], 4),
+    **dict.fromkeys(
+        ["trainer", "hardware", "track", "console", "health", "report", "run_info", "checkpoint", "runs"], 4
+    ),
     **dict.fromkeys(["annotate", "documents", "corpus", "heldout", "policies", "stop"], 4),
     **dict.fromkeys(["rehearsal", "symptoms", "checkup"], 4),
     **dict.fromkeys(

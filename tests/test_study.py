@@ -33,13 +33,12 @@ def write(study: ModuleType, variant: str, gains: list[float], kl: list[float]) 
     for seed, (gain, nats) in enumerate(zip(gains, kl, strict=True)):
         where = study.folder(variant, seed)
         where.mkdir(parents=True)
-        rows = [{"step": 0, "eval/reward": -0.2, "eval/best_is_engine_black": 0.0}]
+        rows = [{"step": 0, "eval/reward": -0.2}]
         rows += [
             {
                 "step": step,
                 "eval/reward": -0.2 + gain * step / 30,
-                "eval/best_is_engine_black": step / 30,
-                "kl": nats,
+                "kl/forward": nats,
                 "step_s": 2.0,
             }
             for step in range(1, 31)
@@ -87,7 +86,7 @@ def test_the_figure_is_drawn_from_all_runs_and_finished_ones_are_not_run_again(
         assert study.train(variant, overrides, 0, None).endswith("there already")
     study.draw(tmp_path / "study.png")
     assert (tmp_path / "study.png").read_bytes().startswith(b"\x89PNG")
-    steps, values = study.curves("k3", "kl")
+    steps, values = study.curves("k3", "kl/forward")
     assert values.shape == (3, 30)
     assert np.array_equal(steps, np.arange(1, 31))
     page = study.page()
