@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 READY := $(if $(filter $(VENV)/bin/python,$(PY)),$(STAMP))
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-fast lint typecheck format golden clean data pretrain evaluate doctor docs
+.PHONY: help install train test test-fast lint typecheck format golden clean data pretrain evaluate doctor docs study
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -59,6 +59,9 @@ golden: $(READY) ## rewrite tests/golden, the recorded results; read the differe
 
 docs: $(READY) ## rewrite docs/presets.md, what each recipe of conf/experiment sets
 	$(PY) docs/presets.py
+
+study: $(READY) ## the comparison in docs/algorithms.md: half an hour of training, then docs/study.png and docs/study.md
+	$(PY) docs/study.py $(ARGS)
 
 clean: ## remove caches and builds; runs and .venv stay
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -48,9 +48,8 @@ Made by `make docs` from [`conf/experiment`](../conf/experiment): do not edit. E
 is in [algorithms.md](algorithms.md).
 
 A row is what you type to change it: `python -m rookexp.train experiment=grpo kl.coef=0.01`. The first row of a group
-is its option. A recipe's values stay when you choose another option of their group: with `experiment=dapo loss=gspo`
-the clip is still 0.2 and 0.28, so type `loss.clip_low=3e-4 loss.clip_high=4e-4` as well; and a value that the other
-option has no key for is refused until you take it out, as `~kl.coef` does in `experiment=grpo kl=none ~kl.coef`.
+is its option. Choose another one beside a recipe, and it stands as its file has it, without the recipe's values for
+that group: with `experiment=dapo loss=gspo` the clip is GSPO's own 3e-4 and 4e-4.
 
 `-`: the chosen option has no such key. `null`: off, or without limit. With `kl` none there is no reference, and
 `grpo.kl_type` says nothing.

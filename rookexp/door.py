@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from rookexp import environment, labels, resume
+from rookexp import environment, labels, recipes, resume
 from rookexp.errors import ConfigError, DataError, EngineError, RookexpError, RunStopped
 from rookexp.run_info import is_secret
 
@@ -185,7 +187,26 @@ def arrange(argv: list[str], config_name: str) -> list[str]:
             key = text.partition("=")[0]
             raise ConfigError(f"{key}=***: others can read what is typed; put W&B's key into .env: WANDB_API_KEY=...")
     flags = [arg for arg in argv if arg not in overrides]
-    return resume.continued(flags, sweeping(overrides, known.multirun), config_name)
+    words = resume.continued(flags, sweeping(overrides, known.multirun), config_name)
+    args = parser.parse_args(words)
+    if not any(text.startswith(f"{recipes.RECIPES}=") for text in args.overrides):
+        return words
+    try:
+        with configs(args) as extra:
+            added = recipes.taken_out(args.overrides, args.config_name or config_name, extra)
+    except Exception:  # Hydra will find the same mistake when it composes, and explain() says which it is
+        return words
+    first = len(words) - len(args.overrides)  # the flags stand before it
+    return [*words[:first], *added, *words[first:]]
+
+
+@contextmanager
+def configs(args: Namespace) -> Iterator[list[str]]:
+    """Hydra, ready to compose what the flags ask for; the overrides that a --config-dir stands for."""
+    path = Path(args.config_path).resolve() if args.config_path else conf_dir()
+    GlobalHydra.instance().clear()  # a failed start leaves one behind
+    with hydra.initialize_config_dir(str(path), **version_base()):
+        yield [f"hydra.searchpath=[file://{Path(args.config_dir).resolve()}]"] if args.config_dir else []
 
 
 def sweeping(overrides: list[str], multirun: bool) -> list[str]:
@@ -206,13 +227,9 @@ def sweeping(overrides: list[str], multirun: bool) -> list[str]:
 def explain(error: Exception, argv: list[str], config_name: str) -> str:
     """One line for an error of Hydra's: the override that it is about, what is allowed, and the nearest spelling."""
     args = get_args_parser().parse_args(argv)
-    path = Path(args.config_path).resolve() if args.config_path else conf_dir()
-    extra = [f"hydra.searchpath=[file://{Path(args.config_dir).resolve()}]"] if args.config_dir else []
-    GlobalHydra.instance().clear()
     try:
-        with hydra.initialize_config_dir(str(path), **version_base()):
+        with configs(args) as accepted:
             loader = GlobalHydra.instance().config_loader()
-            accepted = extra
             for text in single_values(args.overrides, loader):
                 if not args.multirun and text not in args.overrides:
                     return f"{text.split('=')[0]}: several values need the flag -m; a list is written key=[a,b]"

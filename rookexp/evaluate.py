@@ -17,7 +17,7 @@ def evaluate(config: dict[str, Any], run_folder: Path) -> None:
     """Answers every held-out prompt greedily; prints a table a file and writes figures.json and completions.jsonl."""
     from rookexp import build
 
-    build.build_evaluation(config, run_folder).run()
+    build.build_evaluation(config, run_folder).run(tell=print)
 
 
 if __name__ == "__main__":

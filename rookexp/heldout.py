@@ -43,8 +43,10 @@ class HeldOut:
         self.autocast = autocast
         self.folder = folder
 
-    def run(self) -> dict[str, dict[str, Figure | Mean]]:
-        """Figures by file and task; prints them and writes figures.json and completions.jsonl into the folder.
+    def run(self, tell: Callable[[str], object]) -> dict[str, dict[str, Figure | Mean]]:
+        """Figures by file and task; writes figures.json and completions.jsonl into the folder.
+
+        `tell` gets each part's figures as text as soon as they are known.
 
         Raises: DataError before any answer where a file cannot be read or holds anything but P and A documents.
         """
@@ -65,10 +67,9 @@ class HeldOut:
                     results[part] = policy_figures(golds, completions, prompts)
                 else:
                     results[part] = environment_figures(golds, completions)
-                print(f"\n{part}: {len(golds)} documents (95 % intervals)")
                 width = max(map(len, results[part]))
-                for name, figure in results[part].items():
-                    print(f"  {name:<{width}} {figure}")
+                lines = [f"  {name:<{width}} {figure}" for name, figure in results[part].items()]
+                tell("\n".join([f"\n{part}: {len(golds)} documents (95 % intervals)", *lines]))
                 for prompt, completion, gold in zip(prompts, completions, golds, strict=True):
                     answers.write(json.dumps({"prompt": prompt, "completion": completion, "gold": gold}) + "\n")
         plain = {part: {name: f.record() for name, f in figures.items()} for part, figures in results.items()}

@@ -22,8 +22,9 @@ class TokenStats:
     logprobs: Float[Tensor, " m"]  # log-prob of each target, nats
     entropy: Float[Tensor, " m"]  # exact entropy over the vocabulary, nats, in [0, log V]
     kl: Float[Tensor, " m"] | None  # exact divergence from the reference at the same temperature, nats
-    ref_logprobs: Float[Tensor, " m"] | None  # the reference's log-prob of each target, nats, without a gradient;
-    # both None where no divergence was asked for
+    ref_logprobs: Float[Tensor, " m"] | None  # the reference's log-prob of each target, nats, without a gradient
+    forward_kl: Float[Tensor, " m"] | None  # exact KL(policy || reference), nats, without a gradient; like the two
+    # before it None where no divergence was asked for, and the same as `kl` where that is forward
 
 
 def token_stats(
@@ -73,7 +74,7 @@ class _TokenStats(torch.autograd.Function):
     """`token_stats`; its own backward, because checkpointing would sum the head's gradient in bf16 and keep more."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor | None, ...]:
         hidden, head_weight, targets, temperature, divergence, ref_hidden, ref_head_weight, chunk = inputs
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden, head_weight, targets, temperature, ref_hidden, ref_head_weight)
@@ -84,23 +85,26 @@ class _TokenStats(torch.autograd.Function):
         weight = head_weight.to(ctx.product)
         ref_weight: Any = None if divergence is None else ref_head_weight.to(ctx.product)
         dtype = torch.promote_types(ctx.product, torch.float32)
-        logprobs, entropy, kl, ref_logprobs = torch.empty(4, len(hidden), dtype=dtype, device=hidden.device)
+        logprobs, entropy, kl, ref_logprobs, forward_kl = torch.empty(5, len(hidden), dtype=dtype, device=hidden.device)
         for start in range(0, len(hidden), chunk):
             rows = slice(start, start + chunk)
             logp = _log_softmax(hidden[rows], weight, temperature[rows])  # (C, V)
             logprobs[rows] = logp.gather(1, targets[rows, None])[:, 0]
-            entropy[rows] = -torch.linalg.vecdot(logp.exp(), logp)
+            p = logp.exp()
+            entropy[rows] = -torch.linalg.vecdot(p, logp)
             if divergence is not None:
                 logq = _log_softmax(ref_hidden[rows], ref_weight, temperature[rows])
                 ref_logprobs[rows] = logq.gather(1, targets[rows, None])[:, 0]
                 kl[rows] = divergence(logp, logq)
-        ctx.mark_non_differentiable(ref_logprobs)
-        return (logprobs, entropy, None, None) if divergence is None else (logprobs, entropy, kl, ref_logprobs)
+                forward_kl[rows] = torch.linalg.vecdot(p, logp - logq)
+        ctx.mark_non_differentiable(ref_logprobs, forward_kl)
+        compared = (None, None, None) if divergence is None else (kl, ref_logprobs, forward_kl)
+        return logprobs, entropy, *compared
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        logprobs_grad, entropy_grad, kl_grad, _ = grads
+        logprobs_grad, entropy_grad, kl_grad, *_ = grads
         hidden, head_weight, targets, temperature, ref_hidden, ref_head_weight = ctx.saved_tensors
         weight = head_weight.to(ctx.product)
         ref_weight: Any = None if kl_grad is None else ref_head_weight.to(ctx.product)

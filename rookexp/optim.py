@@ -1,4 +1,4 @@
-"""The optimizer's settings and how it is made from them; the trainer alone calls it."""
+"""Optimizers: their settings, and how they are made from them; the trainer alone calls one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from typing import Annotated, Any, Protocol
 
 import torch
 from annotated_types import Ge, Gt, Len, Lt
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
+
+NEWTON_SCHULZ = (3.4445, -4.775, 2.0315)  # of the quintic; Jordan et al. 2024
+NEWTON_SCHULZ_STEPS = 5
 
 
 class Schedule(Protocol):
@@ -43,3 +47,63 @@ class AdamW:
         groups += [{"params": list(head.parameters()), "weight_decay": 0.0, "lr": lr} for head, lr in heads.items()]
         fused = all(p.device.type in ("cuda", "cpu") for p in parameters)
         return torch.optim.AdamW(groups, lr=self.lr, betas=(self.betas[0], self.betas[1]), eps=self.eps, fused=fused)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Muon(AdamW):
+    """Muon for the matrices inside the blocks, AdamW at the same rate for all else (embeddings, biases, norms, heads).
+
+    Source: Jordan et al. 2024 (kellerjordan.github.io/posts/muon); scaled as in Liu et al. 2025 (arXiv 2502.16982), so
+    that an update is as long as AdamW's usually is and one learning rate suits both.
+    """
+
+    momentum: Annotated[float, Ge(0), Lt(1)]  # decay of the gradients' running sum, used with Nesterov's look ahead
+
+    def optimizer(self, model: nn.Module, heads: Mapping[nn.Module, float]) -> torch.optim.Optimizer:
+        """A new optimizer of the trainable parameters; `heads` as in AdamW."""
+        inside = {m.weight for m in model.modules() if isinstance(m, nn.Linear) and m.weight.requires_grad}
+        groups = AdamW.optimizer(self, model, heads).param_groups
+        matrices = [p for p in groups[0]["params"] if p in inside]
+        groups[0]["params"] = [p for p in groups[0]["params"] if p not in inside]
+        muon = {"params": matrices, "lr": self.lr, "weight_decay": self.weight_decay, "momentum": self.momentum}
+        return MuonAdamW([muon, *groups])
+
+
+class MuonAdamW(torch.optim.Optimizer):
+    """Muon for the first group, AdamW for the others, with one state and one set of groups.
+
+    torch.optim.Muon would do for the first, but iterates in bf16, which takes 30 times as long as float32 on a CPU
+    that has no bf16 products.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]]) -> None:
+        super().__init__(groups, {})
+        self._adamw = torch.optim.AdamW([torch.empty(0)])  # of which only the step is used
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One update; a gradient of None is no update."""
+        muon, *others = self.param_groups
+        for parameter in muon["params"]:
+            if parameter.grad is None:
+                continue
+            state = self.state[parameter]
+            momentum = state.setdefault("momentum", torch.zeros_like(parameter))
+            momentum.mul_(muon["momentum"]).add_(parameter.grad)
+            update = orthogonalised(parameter.grad + muon["momentum"] * momentum)
+            parameter.mul_(1 - muon["lr"] * muon["weight_decay"])
+            parameter.sub_(update, alpha=muon["lr"] * 0.2 * max(update.shape) ** 0.5)
+        self._adamw.state, self._adamw.param_groups = self.state, others  # load_state_dict makes new ones
+        self._adamw.step()
+
+
+def orthogonalised(matrix: Float[Tensor, "m n"]) -> Float[Tensor, "m n"]:
+    """The matrix with all singular values near 1 (0.7 to 1.2): Newton-Schulz iterations of an odd quintic."""
+    a, b, c = NEWTON_SCHULZ
+    wide = matrix.shape[0] <= matrix.shape[1]
+    x = matrix if wide else matrix.T
+    x = x / (x.norm() + 1e-7)
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x if wide else x.T

@@ -18,12 +18,16 @@ FLOORS = {
     **dict.fromkeys(["losses", "aggregation", "kl", "coefficients", "baselines", "shaping", "reference"], 2),
     **dict.fromkeys(["generate", "tokenizers", "optim", "models", "tasks", "rewards"], 2),
     **dict.fromkeys(["objectives", "evaluation"], 3),
-    **dict.fromkeys(["trainer", "hardware", "track", "console", "health", "report", "run_info", "checkpoint", "runs"], 4),
+    **dict.fromkeys(
+        ["trainer", "hardware", "track", "console", "health", "report", "run_info", "checkpoint", "runs"], 4
+    ),
     **dict.fromkeys(["annotate", "documents", "corpus", "heldout", "policies", "stop"], 4),
     **dict.fromkeys(["rehearsal", "symptoms", "checkup"], 4),
     **dict.fromkeys(["wandb_tracker", "tensorboard_tracker", "trackio_tracker", "environment"], 4),
     **dict.fromkeys(["points", "curves", "wording", "boards", "page", "page_tables"], 4),
-    **dict.fromkeys(["door", "resume", "nodes", "build", "session", "train", "data", "pretrain", "evaluate"], 5),
+    **dict.fromkeys(
+        ["door", "recipes", "resume", "nodes", "build", "session", "train", "data", "pretrain", "evaluate"], 5
+    ),
     **dict.fromkeys(["doctor", "compare", "labels", "sweep"], 5),
 }
 DOORS = ("train", "data", "pretrain", "evaluate", "doctor", "compare")
@@ -35,8 +39,8 @@ ROOMS = {
     "wandb": ("wandb_tracker",),
     "trackio": ("trackio_tracker",),
     "dotenv": ("environment",),
-    "hydra": ("door", "labels", "sweep"),
-    "omegaconf": ("door", "labels", "sweep"),
+    "hydra": ("door", "labels", "recipes", "sweep"),
+    "omegaconf": ("door", "labels", "recipes", "sweep"),
     "optuna": ("sweep",),
     "transformers": (),
     "scipy": (),

@@ -93,10 +93,11 @@ def shares(figures: dict[str, Any]) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("style", ["bare", "padded_prefill"])
-def test_gold_answers_score_everything(tmp_path, corpus, speak, style, capsys) -> None:
+def test_gold_answers_score_everything(tmp_path, corpus, speak, style) -> None:
     sizes = speak(gold)
     run = held_out(tmp_path / "run", [corpus], style=style)
-    results = run.run()
+    told: list[str] = []
+    results = run.run(told.append)
     written = json.loads((tmp_path / "run" / "figures.json").read_text())
     assert list(written) == list(results) == ["test.txt, P", "test.txt, A"]
     assert sizes == [2, 2, 1]
@@ -119,14 +120,14 @@ def test_gold_answers_score_everything(tmp_path, corpus, speak, style, capsys) -
         "hits": 3,
         "total": 3,
     }
-    printed = capsys.readouterr().out
-    assert "test.txt, P: 2 documents" in printed
-    assert "100.0 % [43.9, 100.0] (3/3)" in printed
+    assert [text.split(":")[0] for text in told] == ["\ntest.txt, P", "\ntest.txt, A"]
+    assert told[0].startswith("\ntest.txt, P: 2 documents")
+    assert "100.0 % [43.9, 100.0] (3/3)" in told[1]
 
 
 def test_broken_answers_score_nothing(tmp_path, corpus, speak) -> None:
     speak(lambda prompt: "?")
-    held_out(tmp_path / "run", [corpus]).run()
+    held_out(tmp_path / "run", [corpus]).run(tell=print)
     written = json.loads((tmp_path / "run" / "figures.json").read_text())
     for part in written.values():
         for name, share in shares(part).items():
@@ -136,7 +137,7 @@ def test_broken_answers_score_nothing(tmp_path, corpus, speak) -> None:
 
 def test_completions_hold_prompt_completion_and_document(tmp_path, corpus, speak) -> None:
     speak(gold)
-    held_out(tmp_path / "run", [corpus]).run()
+    held_out(tmp_path / "run", [corpus]).run(tell=print)
     rows = [json.loads(line) for line in (tmp_path / "run" / "completions.jsonl").read_text().splitlines()]
     assert [row["gold"] for row in rows] == [*P_DOCUMENTS, *A_DOCUMENTS]
     assert all(row["prompt"] + row["completion"] == row["gold"] for row in rows)
@@ -146,7 +147,7 @@ def test_completions_hold_prompt_completion_and_document(tmp_path, corpus, speak
 
 def test_a_limit_takes_the_first_of_each_task(tmp_path, corpus, speak) -> None:
     speak(gold)
-    held_out(tmp_path / "run", [corpus], limit=1).run()
+    held_out(tmp_path / "run", [corpus], limit=1).run(tell=print)
     rows = [json.loads(line) for line in (tmp_path / "run" / "completions.jsonl").read_text().splitlines()]
     assert [row["gold"] for row in rows] == [P_DOCUMENTS[0], A_DOCUMENTS[0]]
 
@@ -158,7 +159,7 @@ def test_a_model_answers_what_greedy_decoding_gives(tmp_path, corpus) -> None:
     alone = [run.answer([prompt])[0] for prompt in (f"P: {BACK}", "A: x", f"P: {chess.STARTING_FEN}")]
     assert together == alone
     assert all(len(text) <= 6 for text in together)
-    results = run.run()
+    results = run.run(tell=print)
     assert {
         name: figures["B is the label" if ", P" in name else "valid"].total for name, figures in results.items()
     } == {
@@ -180,7 +181,7 @@ def test_a_json_list_gives_whole_documents(tmp_path, speak) -> None:
     path.write_text(json.dumps(rows_of(*A_DOCUMENTS)))
     assert read_documents(path) == A_DOCUMENTS
     speak(gold)
-    results = held_out(tmp_path / "run", [path]).run()
+    results = held_out(tmp_path / "run", [path]).run(tell=print)
     assert list(results) == ["list.json, A"]
     assert results["list.json, A"]["answer exact"].hits == 3
 
@@ -212,15 +213,15 @@ def test_what_holds_no_documents_is_named_before_any_answer(tmp_path, speak, nam
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(DataError, match=reason):
-        held_out(tmp_path / "run", [path]).run()
+        held_out(tmp_path / "run", [path]).run(tell=print)
     assert not sizes
 
 
 def test_missing_and_like_named_files_are_named(tmp_path, corpus) -> None:
     with pytest.raises(DataError, match=r"none.txt: no documents can be read.*rookexp\.data"):
-        held_out(tmp_path / "run", [tmp_path / "none.txt"]).run()
+        held_out(tmp_path / "run", [tmp_path / "none.txt"]).run(tell=print)
     (tmp_path / "b").mkdir()
     other = tmp_path / "b" / "test.txt"
     other.write_text(corpus.read_text())
     with pytest.raises(DataError, match="files of one name"):
-        held_out(tmp_path / "run", [corpus, other]).run()
+        held_out(tmp_path / "run", [corpus, other]).run(tell=print)

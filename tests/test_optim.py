@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+
+import pytest
 import torch
 from tiny import policy
+from torch import Tensor
 
+from rookexp.models.gpt2 import GPT2
 from rookexp.objectives.critic import ValueHead
-from rookexp.optim import AdamW
+from rookexp.optim import AdamW, Muon, orthogonalised
 from rookexp.schedule import Constant
 
-SETTINGS = AdamW(
-    lr=0.01, betas=[0.8, 0.9], eps=1e-6, weight_decay=0.5, grad_clip=1.0, schedule=Constant(warmup_steps=0)
-)
+CHOSEN = {"lr": 0.01, "betas": [0.8, 0.9], "eps": 1e-6, "weight_decay": 0.5, "grad_clip": 1.0}
+SETTINGS = AdamW(**CHOSEN, schedule=Constant(warmup_steps=0))
+MUON = Muon(**CHOSEN, schedule=Constant(warmup_steps=0), momentum=0.9)
 
 
 def test_matrices_and_embeddings_decay_and_nothing_else() -> None:
@@ -50,3 +55,66 @@ def test_the_first_step_is_as_long_as_each_groups_rate() -> None:
     optimizer.step()
     assert torch.allclose((before - model.ln_f.bias).abs(), torch.full((16,), 0.01), atol=1e-4)
     assert torch.allclose(head.linear.weight.abs(), torch.full((1, 16), 0.3), atol=1e-3)
+
+
+def loss(model: GPT2) -> Tensor:
+    tokens = torch.tensor([[1, 4, 2, 5]])
+    return (model.hidden(tokens) @ model.head_weight.T).logsumexp(-1).sum()
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (5, 40), (40, 5)])
+def test_orthogonalised_has_the_same_singular_vectors_and_values_near_one(shape: tuple[int, int]) -> None:
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    u, _, v = torch.linalg.svd(matrix, full_matrices=False)
+    inside = u.T @ orthogonalised(matrix) @ v.T
+    values = inside.diagonal()
+    assert torch.allclose(inside, values.diag(), atol=1e-6)
+    assert values.min() > 0.6
+    assert values.max() < 1.3
+
+
+def test_muon_has_the_matrices_of_the_blocks_and_adamw_all_else() -> None:
+    model, head = policy(), ValueHead(16)
+    muon, embeddings, vectors, heads = MUON.optimizer(model, {head: 0.3}).param_groups
+    names = {p: name for name, p in model.named_parameters()}
+    assert {names[p].split(".")[-2] for p in muon["params"]} == {"c_attn", "attn_proj", "c_fc", "mlp_proj"}
+    assert {names[p] for p in embeddings["params"]} == {"wte.weight", "wpe.weight"}
+    assert len(muon["params"]) + 2 + len(vectors["params"]) == len(names)
+    assert [g["weight_decay"] for g in (muon, embeddings, vectors, heads)] == [0.5, 0.5, 0.0, 0.0]
+    assert [g["lr"] for g in (muon, embeddings, vectors, heads)] == [0.01, 0.01, 0.01, 0.3]
+
+
+def test_muons_first_step_is_decay_and_the_scaled_orthogonalised_gradient_and_adamw_steps_beside_it() -> None:
+    model, twin = policy(), policy()
+    optimizer, other = MUON.optimizer(model, {}), SETTINGS.optimizer(twin, {})
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for m in (model, twin):
+        loss(m).backward()
+    grads = {name: p.grad.clone() for name, p in model.named_parameters()}
+    optimizer.step()
+    other.step()
+    reference = dict(twin.named_parameters())
+    for name, p in model.named_parameters():
+        expected = reference[name]
+        if (".c_" in name or "_proj" in name) and name.endswith("weight"):
+            rate = 0.01 * 0.2 * max(p.shape) ** 0.5
+            expected = before[name] * (1 - 0.01 * 0.5) - rate * orthogonalised(1.9 * grads[name])
+        assert torch.allclose(p, expected, atol=1e-6), name
+
+
+def test_muon_goes_on_from_its_saved_state_bit_by_bit() -> None:
+    def train(model: GPT2, optimizer: torch.optim.Optimizer, steps: int) -> None:
+        for _ in range(steps):
+            loss(model).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    model = policy()
+    optimizer = MUON.optimizer(model, {})
+    train(model, optimizer, 2)
+    other = copy.deepcopy(model)
+    continued = MUON.optimizer(other, {})
+    continued.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    train(model, optimizer, 2)
+    train(other, continued, 2)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))

@@ -74,23 +74,34 @@ def test_make_lists_every_target_and_leaves_another_python_alone(root: Path) -> 
     assert "some-python -m rookexp.train" in plan
 
 
-def readme_commands(root: Path) -> list[list[str]]:
-    text = (root / "README.md").read_text(encoding="utf-8")
+PAGES = ("README.md", *(f"docs/{path.name}" for path in sorted((door.PACKAGE.parent / "docs").glob("*.md"))))
+
+
+def commands_of(page: Path) -> list[list[str]]:
+    """The words of each command on a page: lines of bash blocks, and `make` or `python -m` between backticks."""
+    text = page.read_text(encoding="utf-8")
     lines = [line for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
-    return [shlex.split(line, comments=True) for line in lines]
+    lines += re.findall(r"`((?:make|python -m) [^`]*)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    return [shlex.split(line.replace("\n", " "), comments=True) for line in lines]
 
 
-def test_readme_names_only_what_there_is(root: Path) -> None:
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_names_only_what_there_is(root: Path, page: str) -> None:
     makefile = (root / "Makefile").read_text(encoding="utf-8")
-    commands = [words for words in readme_commands(root) if words]
-    for words in commands:
+    door.register_resolvers()
+    for words in filter(None, commands_of(root / page)):
         if words[0] == "make" and len(words) > 1:
             assert f"\n{words[1]}:" in makefile, words
-    trained = [words[3:] for words in commands if words[:3] == ["python", "-m", "rookexp.train"]]
-    assert trained
-    door.register_resolvers()
-    with hydra.initialize_config_dir(str(root / "conf"), **door.version_base()):
-        for words in trained:
-            typed = [w for w in words if not w.startswith("resume=")]  # of a folder that stands for the reader's
-            overrides = [w for w in door.arrange(typed, "config") if "=" in w and "," not in w]
-            hydra.compose("config", overrides)
+        if words[:2] == ["python", "-m"] and words[2].startswith("rookexp"):
+            assert (root / f"{words[2].replace('.', '/')}.py").is_file(), words
+        if words[:3] == ["python", "-m", "rookexp.train"] and "NAME" not in " ".join(words):
+            typed = [w for w in words[3:] if not w.startswith("resume=")]  # of a folder that stands for the reader's
+            arranged = door.arrange(typed, "config")
+            with hydra.initialize_config_dir(str(root / "conf"), **door.version_base()):
+                hydra.compose("config", [w for w in arranged if "=" in w and "," not in w])
+
+
+def test_readme_shows_how_to_train(root: Path) -> None:
+    commands = commands_of(root / "README.md")
+    assert ["make", "train"] in commands
+    assert sum(words[:3] == ["python", "-m", "rookexp.train"] for words in commands) > 3

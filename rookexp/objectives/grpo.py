@@ -294,9 +294,10 @@ class GRPO:
             "advantage/abs_mean": advantages.abs(),
             **self.policy_loss.clip_flags(logprobs, old, advantages, row),
         }
-        if stats.kl is not None and stats.ref_logprobs is not None:
+        if stats.kl is not None and stats.ref_logprobs is not None and stats.forward_kl is not None:
             now, ref = logprobs.detach(), stats.ref_logprobs
             per_token["kl"] = stats.kl.detach()  # nats, exact, not multiplied by beta
+            per_token["kl/forward"] = stats.forward_kl  # the same in every run, whatever its divergence
             per_token |= {f"kl/{f.__name__}": f(now, ref, now) for f in (kl.k1, kl.k2, kl.k3)}
         if self.single_update:
             per_token["sampler/abs_logprob_error"] = (logprobs.detach() - sampled).abs()

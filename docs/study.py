@@ -1,0 +1,162 @@
+"""The comparison in docs/algorithms.md: runs it, draws docs/study.png, writes the table docs/study.md.
+
+`python docs/study.py` (or `make study`) trains what multirun/study does not hold yet, about half an hour on two cores,
+and draws what it holds; `--jobs 2` trains two at a time, each with one thread. Every run answers the same prompts, and
+the runs of a seed draw the same random numbers, so that differences are paired by seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # a checkout without an install will do
+
+from rookexp import runs, statistics, track, verdict  # noqa: E402
+
+RUNS = ROOT / "multirun" / "study"
+FIGURE, TABLE = ROOT / "docs" / "study.png", ROOT / "docs" / "study.md"
+SEEDS = (0, 1, 2)
+# Of each family the first is what the others are compared with.
+ALGORITHMS = {
+    "GRPO": ["baseline=group_mean", "grpo.aggregation=sequence_mean"],
+    "Dr GRPO": ["baseline=dr_grpo", "grpo.aggregation=constant_length"],
+    "RLOO": ["baseline=rloo", "loss=reinforce", "grpo.aggregation=sequence_mean"],
+    "PPO": ["baseline=gae", "grpo.inner_epochs=2", "grpo.minibatches=2", "grpo.advantage_clip=null"],
+    "REINFORCE": ["baseline=none", "loss=reinforce", "grpo.aggregation=sequence_mean"],
+}
+DIVERGENCES = {word: [f"grpo.kl_type={word}"] for word in ("forward", "reverse", "symmetric", "k1", "k3")}
+FAMILIES = {"algorithm": ALGORITHMS, "grpo.kl_type": DIVERGENCES}
+PANELS = (
+    ("eval/reward", "greedy reward of the prompts trained on"),
+    ("kl/forward", "exact KL(policy || reference), nats a token"),
+)
+COLOURS = ("#2f6fb5", "#c0392b", "#2a8f5b", "#c98a1b", "#6a4c93")
+
+
+def folder(variant: str, seed: int) -> Path:
+    """Where a variant's run with a seed lies."""
+    return RUNS / variant.lower().replace(" ", "_") / f"seed-{seed}"
+
+
+def train(variant: str, overrides: Sequence[str], seed: int, threads: int | None) -> str:
+    """Trains one run unless it is finished; what is to be said of it."""
+    where = folder(variant, seed)
+    if (where / runs.CONFIG).is_file() and runs.read(where).status == "finished":
+        return f"{variant}, seed {seed}: there already"
+    words = ["experiment=study", *overrides, f"seed={seed}", f"hydra.run.dir='{where}'"]
+    words += [] if threads is None else [f"hardware.threads={threads}"]
+    command = [sys.executable, "-m", "rookexp.train", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return f"{variant}, seed {seed}: " + ("done" if done.returncode == 0 else f"FAILED: {done.stderr.strip()[-300:]}")
+
+
+def curves(variant: str, metric: str) -> tuple[np.ndarray, np.ndarray]:
+    """Steps (S,) and the metric of each seed's run (seeds, S)."""
+    found = [verdict.column(track.read_jsonl(folder(variant, seed) / track.METRICS), metric) for seed in SEEDS]
+    return found[0][0], np.stack([values for _, values in found])
+
+
+def draw(path: Path) -> None:
+    """The figure: a column a family, the mean over seeds as a line and all seeds inside the band."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 8), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(PANELS), len(FAMILIES), sharex=True, sharey="row")
+    for column, (family, variants) in enumerate(FAMILIES.items()):
+        for row, (metric, label) in enumerate(PANELS):
+            axis: Any = axes[row, column]
+            for colour, variant in zip(COLOURS, variants, strict=True):
+                x, y = curves(variant, metric)
+                axis.plot(x, y.mean(0), color=colour, linewidth=1.6, label=variant)
+                axis.fill_between(x, y.min(0), y.max(0), color=colour, alpha=0.13, linewidth=0)
+            axis.grid(alpha=0.25, linewidth=0.6)
+            axis.spines[["top", "right"]].set_visible(False)
+            axis.margins(x=0.01)
+            axis.set_title(label, fontsize=10, loc="left")
+            if row == len(PANELS) - 1:
+                axis.set_xlabel("step (updates done)")
+        axes[0, column].legend(title=family, fontsize=8, title_fontsize=8, frameon=False, loc="lower right")
+    figure.suptitle(f"rook_nano, {len(SEEDS)} seeds each: mean (line) and all seeds (band)", fontsize=12)
+    figure.savefig(path)
+
+
+def figures(variant: str) -> dict[str, dict[int, float]]:
+    """The variant's figures by name and seed."""
+    found: dict[str, dict[int, float]] = {}
+    for seed in SEEDS:
+        rows = track.read_jsonl(folder(variant, seed) / track.METRICS)
+        nats = verdict.column(rows, "kl/forward")[1][-runs.LAST :].mean()
+        for name, value in {**runs.figures(rows), "kl": float(nats)}.items():
+            found.setdefault(name, {})[seed] = value
+    return found
+
+
+def table(family: str, variants: Mapping[str, Sequence[str]]) -> list[str]:
+    """The family as lines of Markdown: means with 95 % intervals, and differences from the first variant by seed."""
+    first, *others = variants
+    base = figures(first)
+    lines = [
+        f"| {family} | gain in greedy reward | beside {first} | KL, last 20 steps | beside {first} | seconds |",
+        "|---|---|---|---|---|---|",
+    ]
+    for variant in variants:
+        own = figures(variant)
+        cells = [variant]
+        for name in ("gain", "kl"):
+            cells.append(spelled(statistics.mean(list(own[name].values()))))
+            if variant == first:
+                cells.append("")
+                continue
+            found = statistics.compared(own[name], base[name], comparisons=len(others))
+            cells.append(f"{spelled(found.interval, signed=True)}: {found.said}")
+        cells.append(f"{np.median(list(own['seconds'].values())):.0f}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def spelled(interval: statistics.Interval, *, signed: bool = False) -> str:
+    """A value and its interval."""
+    form = "+.3f" if signed else ".3f"
+    return f"{interval.value:{form}} [{interval.low:{form}}, {interval.high:{form}}]"
+
+
+INTRO = f"""\
+# The study's table
+
+Made by `make study`: do not edit; what it says is in [algorithms.md](algorithms.md#what-separates-on-rook_nano).
+{len(SEEDS)} seeds each, 95 % Student's t intervals over them. Differences are paired by seed; "higher" and "lower" hold
+at the level 0.05 / (differences in the column), else it is "within noise", which is not "equal".
+"""
+
+
+def page() -> str:
+    """The text of docs/study.md."""
+    return "\n".join([INTRO, *("\n".join(table(*family)) + "\n" for family in FAMILIES.items())])
+
+
+def main() -> None:
+    """Trains, draws and writes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time; with 2 or more each has one thread")
+    jobs = parser.parse_args().jobs
+    todo = [(v, o, s) for s in SEEDS for family in FAMILIES.values() for v, o in family.items()]
+    with ThreadPoolExecutor(jobs) as pool:
+        for said in pool.map(lambda job: train(*job, None if jobs == 1 else 1), todo):
+            print(said, flush=True)
+    draw(FIGURE)
+    TABLE.write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""`experiment=dapo loss=gspo`: a recipe, and an option of a group that was typed beside it.
+
+Hydra lets a recipe's values win over those of whatever option its groups have, so that the option typed would run with
+the recipe's numbers for another one, or be refused for keys that it does not know. Here the option that was typed
+stands as its file has it; a value typed beside it still wins over both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
+
+RECIPES = "experiment"
+
+
+def taken_out(overrides: Sequence[str], config_name: str, searchpath: Sequence[str] = ()) -> list[str]:
+    """The overrides, to be put first, that take a recipe's values out of the groups whose option was typed.
+
+    None without a recipe, or where several recipes are swept. A group of which several options are swept keeps the
+    recipe's values. `searchpath` is an override for Hydra, where there is one. Needs `hydra.initialize`.
+    Raises: whatever Hydra raises for a recipe or an option that there is not.
+    """
+    typed = dict(text.split("=", 1) for text in overrides if "=" in text)
+    recipe = typed.pop(RECIPES, "null")
+    loader = GlobalHydra.instance().config_loader()
+    chosen = [key for key, value in typed.items() if not _several(value) and loader.get_group_options(key)]
+    if recipe == "null" or _several(recipe) or not chosen:
+        return []
+    options = [*searchpath, *(f"{key}={typed[key]}" for key in chosen)]
+    alone, both = (
+        OmegaConf.to_container(hydra.compose(config_name, texts))
+        for texts in (options, [*options, f"{RECIPES}={recipe}"])
+    )
+    assert isinstance(alone, dict)
+    assert isinstance(both, dict)
+    changes = [text for key in chosen if key in alone for text in _changes(key, both[key], alone[key])]
+    return [text for text in changes if text not in overrides]
+
+
+def _changes(path: str, have: Any, want: Any) -> Iterator[str]:
+    """The overrides that make the node `have` at `path` what `want` is."""
+    if isinstance(have, Mapping) and isinstance(want, Mapping):
+        for key in have:
+            if key in want:
+                yield from _changes(f"{path}.{key}", have[key], want[key])
+            else:
+                yield f"~{path}.{key}"
+        yield from (f"+{path}.{key}={_spelled(value)}" for key, value in want.items() if key not in have)
+    elif have != want:
+        yield f"{path}={_spelled(want)}"
+
+
+def _several(value: str) -> bool:
+    """Whether a sweep is asked for: a comma list, or a function such as choice(...) or glob(...)."""
+    return "," in value or "(" in value
+
+
+def _spelled(value: Any) -> str:
+    """A value in Hydra's grammar of overrides."""
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{_spelled(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_spelled, value)) + "]"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, str):
+        text = value.replace("\\", "\\\\").replace("'", "\\'")
+        return f"'{text}'"
+    return repr(value)
