@@ -50,10 +50,13 @@ def enter(task: Task, config_name: str) -> None:
     failed: list[RookexpError] = []
     swept: list[RookexpError] = []  # of a sweep's jobs; each has had its line
     started: list[DictConfig] = []
+    sweeps: set[Path] = set()  # folders of Hydra's own
 
     def job(config: DictConfig) -> Any:
         register_resolvers()  # a launcher may have started another process
         started.append(config)
+        if HydraConfig.get().mode == RunMode.MULTIRUN and in_this_process():
+            sweeps.add(Path(str(HydraConfig.get().sweep.dir)))
         try:
             return task(plain(config), Path(HydraConfig.get().runtime.output_dir))
         except RunStopped as error:
@@ -81,6 +84,10 @@ def enter(task: Task, config_name: str) -> None:
         finally:
             if not wants_traceback:
                 del os.environ[FULL_ERROR]
+        for folder in sweeps:
+            from rookexp.sweep import summary
+
+            summary.show(folder)
         if failed:
             raise failed[0]
         if swept:

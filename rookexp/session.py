@@ -257,6 +257,7 @@ def ending(error: BaseException) -> tuple[str, str]:
     """The status that an error leaves a run with, and the reason in one line."""
     if isinstance(error, KeyboardInterrupt | SystemExit | RunStopped):
         return "interrupted", str(error) if isinstance(error, RunStopped) else ""
-    status = {RunPruned: "pruned", TrainingDiverged: "diverged"}.get(type(error), "failed")
+    known: dict[type, str] = {RunPruned: "pruned", TrainingDiverged: "diverged"}
+    status = known.get(type(error), "failed")
     text = " ".join(str(error).split())
     return status, text if isinstance(error, RookexpError) else f"{type(error).__name__}: {text}"

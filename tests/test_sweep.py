@@ -301,7 +301,7 @@ MISTAKES = {
     f"{LR} sweep.constraints=[kl]": "hydra.sweeper.constraints=kl: allowed: a figure, <= or >=, and a number",
     f"{LR} sweep.objective=[gain,kl] pruner=median": "pruner: one objective can be pruned on, not gain, kl",
     f"{LR} sampler=tpee": "sampler=tpee: allowed: cmaes, gp, nsga2, nsga3, qmc, random, tpe; did you mean sampler=tpe?",
-    f"{LR} sweep.sampler.seed=x": "hydra.sweeper.sampler.seed=x: allowed: an integer, or null",
+    f"{LR} sweep.sampler.seed=x": "hydra.sweeper.sampler: TPESampler does not take ",
 }
 
 
@@ -332,7 +332,7 @@ def test_hydras_own_sweep_ends_with_a_table(sweep: Sweeps) -> None:
     assert started(sweep.log()) == [0, 1, 2, 3, 4, 5]
     header, *lines = [line.split() for line in sweep.said.splitlines()[-8:-1]]
     assert header == ["job", "optim.lr", "seed", "gain", "reward", "kl", "entropy", "seconds", "ended"]
-    assert lines[3] == ["3", "0.2", "1", "0.3", "0.3", "0.005", "-", "3", "finished"]
+    assert lines[3] == ["3", "0.2", "1", "0.3", "0.3", "0.005", "-", "4", "finished"]
     assert sweep.said.splitlines()[-1].startswith("compare: python -m rookexp.compare ")
 
 

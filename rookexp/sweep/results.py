@@ -12,7 +12,6 @@ from typing import IO, TYPE_CHECKING, Any
 
 import optuna
 import yaml
-from optuna.exceptions import ExperimentalWarning
 from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import FrozenTrial, TrialState
 
@@ -224,7 +223,7 @@ def importance(plan: Plan, book: Book, trials: Sequence[FrozenTrial]) -> dict[st
         sign = -1 if next(iter(plan.settings.objectives.values())) == "maximize" else 1  # low targets are good there
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ExperimentalWarning)
+                warnings.simplefilter("ignore")  # that it is new, and that low targets are meant
                 return optuna.importance.get_param_importances(
                     book.study, evaluator=PedAnovaImportanceEvaluator(), target=lambda trial: sign * trial.values[0]
                 )

@@ -133,11 +133,13 @@ def make(node: Mapping[str, Any], path: str) -> Any:
 
     Raises: ConfigError also where a package that it needs is missing.
     """
+    name = str(node["_target_"]).rpartition(".")[2]
     try:
         check.check_node(node, path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)  # of much that has been there for years
             return nodes.make(node)
     except ImportError as error:
-        name = str(node["_target_"]).rpartition(".")[2]
         raise ConfigError(f"{path}: {name} needs a package that is not here; type {EXTRA}") from error
+    except (TypeError, ValueError) as error:  # Optuna's own word on a value; its annotations cannot be read
+        raise ConfigError(f"{path}: {name} does not take {dict(node)}: {' '.join(str(error).split())}") from error

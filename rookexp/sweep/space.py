@@ -44,6 +44,11 @@ class Listed:
     step: float | int | None = None  # of a range, whose values have a size and not only a name
     log: bool = False
 
+    @property
+    def edges(self) -> tuple[Scalar, Scalar]:
+        """The first value and the last."""
+        return self.values[0], self.values[-1]
+
     def text(self, value: Scalar) -> str:
         """The value as an override has it."""
         return self.texts[self._index(value)]
@@ -62,11 +67,11 @@ class Listed:
 
         if self.step is None:
             return distributions.CategoricalDistribution(self.values)
-        low, high = min(self.values), max(self.values)  # type: ignore[type-var]
+        low, high = min(self.values), max(self.values)
         if self.log:
-            return distributions.IntDistribution(low, high, log=True)  # type: ignore[arg-type]
+            return distributions.IntDistribution(low, high, log=True)
         kind = distributions.IntDistribution if isinstance(self.step, int) else distributions.FloatDistribution
-        return kind(low, high, step=abs(self.step))  # type: ignore[arg-type]
+        return kind(low, high, step=abs(self.step))
 
     def _index(self, value: Scalar) -> int:
         return next(i for i, own in enumerate(self.values) if _same(own, value))
@@ -81,6 +86,11 @@ class Interval:
     low: float | int
     high: float | int
     log: bool
+
+    @property
+    def edges(self) -> tuple[Scalar, Scalar]:
+        """The bounds."""
+        return self.low, self.high
 
     @property
     def values(self) -> tuple[Scalar, ...]:

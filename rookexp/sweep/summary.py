@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from hydra.experimental.callback import Callback
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
     from rich.table import Table
 
-BASIC = "hydra._internal."
+    from rookexp.runs import Run
+
 FIGURES = ("gain", "reward", "kl", "entropy", "seconds")
 
 
-class Summary(Callback):
-    """Shows the runs of a basic sweep; nothing where there are none, or where our sweeper has shown them."""
+def show(folder: Path) -> None:
+    """Shows the runs in a sweep's folder; nothing where there are none, as with a door that trains nothing."""
+    from rich.console import Console
 
-    def on_multirun_end(self, config: DictConfig, **more: Any) -> None:
-        """Called by Hydra when all jobs have ended."""
-        if not str(config.hydra.sweeper._target_).startswith(BASIC):
-            return
-        from rookexp import runs
+    from rookexp import runs
 
-        folder = Path(str(config.hydra.sweep.dir))
-        if found := [runs.read(run) for run in runs.find(folder)]:
-            from rich.console import Console
-
-            Console().print(table(found), highlight=False)
-            Console().print(f"compare: python -m rookexp.compare {folder}", soft_wrap=True, highlight=False)
+    if found := [runs.read(run) for run in runs.find(folder)]:
+        Console().print(table(found), highlight=False)
+        Console().print(f"compare: python -m rookexp.compare {folder}", soft_wrap=True, highlight=False)
 
 
-def table(found: list[Any]) -> Table:
+def table(found: list[Run]) -> Table:
     """A line for each run: its number, what was varied, how it ended, and its figures."""
     from rich.table import Table
 

@@ -93,7 +93,7 @@ def whole(text: str) -> int:
 def probe(found: space.Space, config: DictConfig, context: HydraContext, grid: Any) -> None:
     """Refuses a space of which no point makes a configuration, as with a misspelt key; single ones may fail later."""
     first_error: Exception | None = None
-    edges = [{p.key: p.values[end] if p.values else (p.low, p.high)[end] for p in found.params} for end in (0, -1)]
+    edges = [{p.key: p.edges[end] for p in found.params} for end in (0, -1)]
     for point in (grid or edges)[:PROBED]:
         try:
             context.config_loader.load_sweep_config(config, [*found.fixed, *found.overrides(point)])

@@ -33,6 +33,7 @@ class RookexpSweeper(Sweeper):
         from rookexp.sweep import sweeper
 
         assert self.config is not None
+        assert self.hydra_context is not None
         sweeper.sweep(arguments, self.config, self.hydra_context, self.task_function)
 
 
