@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 READY := $(if $(filter $(VENV)/bin/python,$(PY)),$(STAMP))
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-fast lint typecheck format golden clean data pretrain evaluate doctor docs study
+.PHONY: help install train test test-fast lint typecheck format golden clean data pretrain evaluate doctor sweep compare docs study
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -27,6 +27,12 @@ train: $(READY) ## train by GRPO: python -m rookexp.train $(ARGS)
 
 doctor: $(READY) ## check a run before it starts: python -m rookexp.doctor $(ARGS)
 	$(PY) -m rookexp.doctor $(ARGS)
+
+sweep: $(READY) ## many runs and their comparison: python -m rookexp.train -m $(ARGS)
+	$(PY) -m rookexp.train -m $(or $(ARGS),sweep=nano_lr_beta_entropy)
+
+compare: $(READY) ## runs or sweeps side by side: python -m rookexp.compare $(ARGS)
+	$(PY) -m rookexp.compare $(ARGS)
 
 evaluate: $(READY) ## evaluate a model: python -m rookexp.evaluate $(ARGS)
 	$(PY) -m rookexp.evaluate $(ARGS)

@@ -27,8 +27,13 @@ SHOWN_KEYS = 4  # settings that have a column each; more are one text
 SHOWN_FIGURES = ("reward", "kl", "entropy")  # beside the main one
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """The door: reads the folders, prints, writes; exit status 2 for folders that cannot be compared."""
+def main() -> None:
+    """The door: the command line, carried out."""
+    compare(sys.argv[1:])
+
+
+def compare(argv: Sequence[str]) -> None:
+    """Reads the folders, prints, writes; exit status 2 for folders that cannot be compared."""
     parser = argparse.ArgumentParser(prog="python -m rookexp.compare", description="Compare runs and sweeps.")
     parser.add_argument("folders", metavar="RUN_OR_SWEEP", nargs="+", type=Path, help="run folders, or folders of runs")
     parser.add_argument("--out", metavar="DIR", type=Path, default=Path("outputs/compare"), help="default: %(default)s")

@@ -106,7 +106,7 @@ def test_nothing_to_compare_is_refused(tmp_path: Path) -> None:
 
 def test_the_door_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep(tmp_path / "s", points=3, seeds=3)
-    compare.main([str(tmp_path / "s"), "--out", str(tmp_path / "out"), "--baseline", "1"])
+    compare.compare([str(tmp_path / "s"), "--out", str(tmp_path / "out"), "--baseline", "1"])
     printed = capsys.readouterr().out
     assert printed.startswith("3 points differ in optim.lr (3 values).")
     assert printed.index("#1") < printed.index("#0")
@@ -121,6 +121,6 @@ def test_the_door_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_the_door_refuses_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        compare.main([str(tmp_path)])
+        compare.compare([str(tmp_path)])
     assert ended.value.code == 2
     assert re.fullmatch(r"error: .*no run in it; allowed: .*\n", capsys.readouterr().err)

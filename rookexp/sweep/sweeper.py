@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from optuna.trial import FrozenTrial, TrialState
 
-from rookexp import resume, runs
+from rookexp import recipes, resume, runs
 from rookexp.errors import ConfigError, RookexpError, SweepFailed
 from rookexp.run_info import redacted, write_atomic
 from rookexp.sweep import job, outcome, results, space, study
@@ -180,7 +180,7 @@ class Sweep:
             folder = self.plan.job_folder(number)
             if outcome.read(folder).status in outcome.ENDED:
                 continue
-            overrides = [*self.plan.space.fixed, *self.plan.space.overrides(point), f"{SEED}={seed}"]
+            overrides = [*self.settled(point), f"{SEED}={seed}"]
             if self.deaths[number] == DEATHS:
                 outcome.fail(folder, f"launched {DEATHS} times without an end: {self.last_death}")
                 continue
@@ -202,6 +202,14 @@ class Sweep:
             write_atomic(folder / job.NOTE, json.dumps(note, indent=2) + "\n")
             found.append((number, [*overrides, *going_on(folder)]))
         return found
+
+    def settled(self, point: space.Point) -> list[str]:
+        """The overrides of a point; an option that varies beside a recipe stands as its file has it."""
+        overrides = [*self.plan.space.fixed, *self.plan.space.overrides(point)]
+        try:
+            return [*recipes.taken_out(overrides, str(self.config.hydra.job.config_name)), *overrides]
+        except (HydraException, OmegaConfBaseException):
+            return overrides  # the launch will fail of it, and say so
 
     def launch(self, together: Sequence[Job]) -> None:
         """Runs jobs of consecutive numbers; one that fails without a word gets one."""
