@@ -24,7 +24,9 @@ from rookexp.corpus import Corpus
 from rookexp.errors import ConfigError
 
 CONF = door.conf_dir()
-GROUPS = sorted(folder.name for folder in CONF.iterdir() if folder.is_dir() and folder.name not in ("hydra", "local"))
+SWEEPING = ("sweep", "sampler", "pruner")  # about many runs: tests/test_sweep.py
+APART = ("hydra", "local", *SWEEPING)
+GROUPS = sorted(folder.name for folder in CONF.iterdir() if folder.is_dir() and folder.name not in APART)
 OPTIONS = [f"{group}={path.stem}" for group in GROUPS for path in sorted((CONF / group).glob("*.yaml"))]
 
 
@@ -113,7 +115,7 @@ def test_every_field_has_a_comment(path: Path) -> None:
     lines = path.read_text(encoding="utf-8").splitlines()
     assert lines[0].startswith("#"), "a file says what it is for"
     inherits = path.parent != CONF and "defaults:" in lines  # what it changes has its comment where it comes from
-    if inherits or path.parent.name in ("hydra", "debug", "experiment"):
+    if inherits or path.parent.name in ("hydra", "debug", "experiment", "sweep"):
         return
     said = False  # one comment may speak of the keys that follow it
     for line in lines:
@@ -269,7 +271,7 @@ TARGETS = sorted(
     {
         match[1]
         for path in CONF.rglob("*.yaml")
-        for match in re.finditer(r"_target_: (\S+)", path.read_text(encoding="utf-8"))
+        for match in re.finditer(r"_target_: (rookexp\.\S+)", path.read_text(encoding="utf-8"))
     }
 )
 
