@@ -110,6 +110,7 @@ class Sweep:
     def __init__(self, plan: Plan, book: Book, config: DictConfig, context: HydraContext, task: TaskFunction) -> None:
         self.plan = plan
         self.book = book
+        self.config_name = str(config.hydra.job.config_name)
         self.deaths: Counter[int] = Counter()  # of job numbers
         self.last_death = ""
         self.launcher = Plugins.instance().instantiate_launcher(
@@ -207,7 +208,7 @@ class Sweep:
         """The overrides of a point; an option that varies beside a recipe stands as its file has it."""
         overrides = [*self.plan.space.fixed, *self.plan.space.overrides(point)]
         try:
-            return [*recipes.taken_out(overrides, str(self.config.hydra.job.config_name)), *overrides]
+            return [*recipes.taken_out(overrides, self.config_name), *overrides]
         except (HydraException, OmegaConfBaseException):
             return overrides  # the launch will fail of it, and say so
 
