@@ -35,6 +35,11 @@ PACKAGE = Path(__file__).resolve().parent
 PRESETS = ("experiment", "sweep", "debug")  # groups for which `+group=option` means the same as `group=option`
 SWEEPER, SWEEP_KEY = "hydra.sweeper.", "sweep."  # the long name of a sweeper's key, and the one that is typed
 FULL_ERROR = "HYDRA_FULL_ERROR"  # Hydra's own variable: 1 shows tracebacks
+# Hydra looks for plugins once a process, so our sweeper is there to be found before anything composes, however rookexp
+# was installed or not.
+PLUGINS = str(PACKAGE / "_hydra")
+if PLUGINS not in sys.path:
+    sys.path.append(PLUGINS)
 HYDRA_VERSION = tuple(int(part) for part in hydra.__version__.split(".")[:2])
 
 Task = Callable[[dict[str, Any], Path], Any]
@@ -74,7 +79,6 @@ def enter(task: Task, config_name: str) -> None:
             return None
 
     register_resolvers()
-    find_plugins()
     try:
         environment.load(Path.cwd())
         sys.argv[1:] = arrange(sys.argv[1:], config_name)
@@ -131,13 +135,6 @@ def conf_dir() -> Path:
     """The folder of the YAML files: inside the package when it was installed from a wheel, else beside it."""
     inside, beside = PACKAGE / "conf", PACKAGE.parent / "conf"
     return inside if inside.is_dir() else beside
-
-
-def find_plugins() -> None:
-    """Lets Hydra find our sweeper, however rookexp was installed or not."""
-    folder = str(PACKAGE / "_hydra")
-    if folder not in sys.path:
-        sys.path.append(folder)
 
 
 def version_base() -> dict[str, str]:
