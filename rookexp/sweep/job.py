@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
 NOTE = "trial.json"
 PRUNED = "pruned"  # attribute of a trial: why it was ended
 GREEDY = "eval/reward"
-WORKERS = "workers"
 
 
 @contextmanager
@@ -30,17 +27,17 @@ def at_work(folder: Path) -> Iterator[Trial | None]:
         yield None
         return
     trial = Trial(json.loads((folder / NOTE).read_text(encoding="utf-8")), folder)
-    handle = os.open(lock_of(folder), os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+    from rookexp.sweep import liveness  # needs POSIX locks, and a single run shall do without
+
+    with liveness.locked(lock_of(folder)):
         yield trial
-    finally:
-        os.close(handle)
 
 
 def lock_of(folder: Path) -> Path:
     """The file that a job holds a lock on while it runs, also when the sweep that launched it is gone."""
-    return folder.parent / WORKERS / f"job-{folder.name}"
+    from rookexp.sweep import liveness
+
+    return folder.parent / liveness.FOLDER / f"job-{folder.name}"
 
 
 class Trial:
