@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -31,6 +31,7 @@ EVALUATE_GROUPS = ("model", "hardware")
 # What is passed by name below although YAML could write it; a config key of that name would be a second source.
 GIVEN = {
     "grpo": ("single_update", "exact_sampler", "seed", "head_chunk"),
+    "eval": ("own_lengths",),
     "track": ("folder", "first_step", "total_steps"),
 }
 EXAM_GIVEN = ("policy", "tokenized", "autocast", "head_chunk", "name", "folder")
@@ -86,6 +87,19 @@ class Pretraining:
 
 
 @runtime_checkable
+class Sampled(Protocol):
+    """A task that says for some kinds of its prompts how they are sampled."""
+
+    @property
+    def kinds(self) -> Sequence[str]:
+        """What `Prompt.task` may be."""
+
+    @property
+    def sampling(self) -> Mapping[str, Mapping[str, float | None]]:
+        """Keys of `generate.Sampling` and their values, by kind."""
+
+
+@runtime_checkable
 class Noted(Protocol):
     """A task that says what it has read."""
 
@@ -124,7 +138,7 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
         "reward": make(config["reward"]),
         "baseline": make(config["baseline"]),
         "coefficient": make(config["kl"]),
-        "sampling": generate.Sampling(**{field.name: grpo[field.name] for field in fields(generate.Sampling)}),
+        "sampling": shared_sampling(grpo),
         "divergence": kl.TYPES[grpo["kl_type"]],
         "policy_loss": make(config["loss"]),
         "aggregation": aggregation.BY_NAME[grpo["aggregation"]],
@@ -145,11 +159,14 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
         if step % every == 0:
             tracker.log_completions(step, [{"kind": "sampled", **row} for row in rows])
 
+    own = own_sampling(task, objects["sampling"])
+    objects |= {"own_sampling": own, "own_lengths": own_lengths(own, objects["sampling"])}
     objective = make(without(grpo, ALSO["grpo"]), task=task, on_completions=on_completions, **objects)
-    cut = objects["sampling"], grpo["group_size"], grpo["minibatches"]
-    finder = fitting.for_rollouts(hardware, task, range(run.steps), policy.model.config.n_positions, *cut)
     prompts = evaluation_prompts(config, task, objects)
     greedy = make(without(config["eval"], ALSO["eval"]), prompts=prompts, **objects)
+    batch = fitting.Batch(grpo["prompts_per_step"], grpo["group_size"], grpo["minibatches"])
+    places = policy.model.config.n_positions
+    finder = fitting.for_rollouts(hardware, objective.source, greedy, range(run.steps), places, batch)
 
     def evaluate(step: int) -> dict[str, float]:
         metrics: dict[str, float] = greedy(step)
@@ -181,6 +198,37 @@ def check_rows(grpo: Config) -> None:
     rows = grpo["prompts_per_step"] * grpo["group_size"]
     if grpo["minibatches"] > rows:
         raise check.refusal("grpo.minibatches", grpo["minibatches"], f"allowed: at most the {rows} rows of a step")
+
+
+def shared_sampling(grpo: Config) -> generate.Sampling:
+    """How all prompts are sampled whose kind says nothing else."""
+    return generate.Sampling(**{field.name: grpo[field.name] for field in fields(generate.Sampling)})
+
+
+def own_sampling(task: Any, shared: generate.Sampling) -> dict[str, generate.Sampling]:
+    """How the kinds of prompt are sampled that are not sampled as all are: with the task's changes to that.
+
+    Raises: ConfigError for a kind that the task never asks, and for a key or value that sampling does not take.
+    """
+    found = {}
+    for kind, changes in task.sampling.items() if isinstance(task, Sampled) else ():
+        key = f"task.sampling.{kind}"
+        if kind not in task.kinds:
+            near = check.nearest(kind, task.kinds, "task.sampling.")
+            raise check.refusal(
+                key, dict(changes), f"no such prompts in this task; allowed: {', '.join(task.kinds)}{near}"
+            )
+        values = asdict(shared) | dict(changes)
+        also = {"temperature": ALSO["grpo"]["temperature"]}
+        check.check_call(generate.Sampling, values, key, runtime=False, given=(), also=also)
+        found[kind] = generate.Sampling(**values)
+    return {kind: sampling for kind, sampling in found.items() if sampling != shared}
+
+
+def own_lengths(own: Mapping[str, generate.Sampling], shared: generate.Sampling) -> dict[str, int]:
+    """The longest completions of the kinds of prompt that have another one than all, for their evaluation, too."""
+    lengths = {kind: sampling.max_new_tokens for kind, sampling in own.items()}
+    return {kind: length for kind, length in lengths.items() if length != shared.max_new_tokens}
 
 
 def evaluation_prompts(config: Config, task: Any, objects: Config) -> tuple[Prompt, ...]:

@@ -80,6 +80,7 @@ class World:
             prompts=self.task.select(0),
             reward=self.evaluated_by or self.reward,
             max_new_tokens=LONGEST,
+            own_lengths={},
             autocast=nullcontext,
         )
         return Subject(objective, made, greedy, self.tokenizer, self.step)

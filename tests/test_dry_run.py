@@ -66,7 +66,7 @@ def test_phases_are_listed_and_those_that_are_not_reached_fail(capsys: Any) -> N
     tasks = {"P": Letters("P"), "A": Letters("A")}
     for steps, failed in ((30, []), (10, ["phases"])):
         table = dry_run.Table()
-        task = Phases(tasks=tasks, phases=["P", "A"], steps=[10, None], total_steps=steps)
+        task = Phases(tasks=tasks, phases=["P", "A"], steps=[10, None], total_steps=steps, sampling={})
         dry_run.phases(table, task, dry_run.steps_of(task, steps), steps)
         assert table.failed == failed
     assert [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()] == [

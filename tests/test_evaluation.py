@@ -35,6 +35,7 @@ def greedy(model: Any, prompts: tuple[Prompt, ...] = ASKED, max_new_tokens: int 
         prompts=prompts,
         reward=Parity(),
         max_new_tokens=max_new_tokens,
+        own_lengths={},
         autocast=nullcontext,
     )
 
