@@ -112,7 +112,10 @@ def check_config(config: Config) -> dict[str, Any]:
 
     Raises: ConfigError naming the full key, the value, what is allowed and the nearest spelling.
     """
-    return check_groups(config, GROUPS, Run)
+    found = check_groups(config, GROUPS, Run)
+    for kind, changes in config["task"].get("sampling", {}).items():
+        changed(shared_sampling(config["grpo"]), f"task.sampling.{kind}", changes)
+    return found
 
 
 def check_groups(
@@ -210,19 +213,24 @@ def own_sampling(task: Any, shared: generate.Sampling) -> dict[str, generate.Sam
 
     Raises: ConfigError for a kind that the task never asks, and for a key or value that sampling does not take.
     """
-    found = {}
-    for kind, changes in task.sampling.items() if isinstance(task, Sampled) else ():
-        key = f"task.sampling.{kind}"
+    ways: Mapping[str, Mapping[str, Any]] = task.sampling if isinstance(task, Sampled) else {}
+    for kind in ways:
         if kind not in task.kinds:
-            near = check.nearest(kind, task.kinds, "task.sampling.")
-            raise check.refusal(
-                key, dict(changes), f"no such prompts in this task; allowed: {', '.join(task.kinds)}{near}"
-            )
-        values = asdict(shared) | dict(changes)
-        also = {"temperature": ALSO["grpo"]["temperature"]}
-        check.check_call(generate.Sampling, values, key, runtime=False, given=(), also=also)
-        found[kind] = generate.Sampling(**values)
+            why = f"no such prompts in this task; allowed in task.sampling: {', '.join(task.kinds)}"
+            raise ConfigError(f"task.sampling.{kind}: {why}{check.nearest(kind, task.kinds, 'task.sampling.')}")
+    found = {kind: changed(shared, f"task.sampling.{kind}", changes) for kind, changes in ways.items()}
     return {kind: sampling for kind, sampling in found.items() if sampling != shared}
+
+
+def changed(shared: generate.Sampling, key: str, changes: Config) -> generate.Sampling:
+    """The sampling with some values changed.
+
+    Raises: ConfigError naming the key below `key`, the value and what is allowed.
+    """
+    values = asdict(shared) | dict(changes)
+    also = {"temperature": ALSO["grpo"]["temperature"]}
+    check.check_call(generate.Sampling, values, key, runtime=False, given=(), also=also)
+    return generate.Sampling(**values)
 
 
 def own_lengths(own: Mapping[str, generate.Sampling], shared: generate.Sampling) -> dict[str, int]:

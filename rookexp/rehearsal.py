@@ -159,7 +159,8 @@ class Rehearsal:
             ids = answer if i % 2 and 0 < len(answer) < own.sampling_of(prompt).max_new_tokens else self.blind[i]
             scripts.append((*ids, self.words.eot_id))
         reward, whole = _Listening(own.reward), {"sampling": own.sampling, "own_sampling": own.own_sampling}
-        objective = self.objective(policy=Reciter(self.policy, scripts), reward=reward, **whole)
+        said = [scripts[p] for some, _ in own.batches(self.prompts) for p in some]
+        objective = self.objective(policy=Reciter(self.policy, said), reward=reward, **whole)
         experience = objective.collect(self.subject.step)[0]
         return Recital(tuple(scripts), experience, tuple(reward.texts))
 
@@ -227,7 +228,7 @@ class Rehearsal:
 
 
 class Reciter:
-    """A policy that says a script after each prompt, whatever it is asked, and is sure of every word."""
+    """A policy that says the next script after each prompt, whatever it is asked, and is sure of every word."""
 
     def __init__(self, policy: Any, scripts: Sequence[Sequence[int]]) -> None:
         self.config = policy.config
@@ -236,14 +237,17 @@ class Reciter:
         longest = max(map(len, scripts)) + 1
         padded = [[*script, *[script[-1]] * (longest - len(script))] for script in scripts]
         self.scripts = torch.tensor(padded, device=policy.head_weight.device)  # (P, C)
+        self.asked = 0  # prompts that have come, in one batch or several
 
     def prefill(
         self, tokens: Int[Tensor, "p t"], lengths: Int[Tensor, " p"], group_size: int, capacity: int
     ) -> tuple[Int[Tensor, "p 1"], Reciter]:
         """The first word of each prompt's script in place of its hidden state; the cache is this object."""
-        self.owner = torch.arange(len(tokens), device=tokens.device).repeat_interleave(group_size)
+        prompts = torch.arange(self.asked, self.asked + len(tokens), device=tokens.device)
+        self.asked += len(tokens)
+        self.owner = prompts.repeat_interleave(group_size)
         self.place = 0
-        return self.scripts[:, :1], self
+        return self.scripts[prompts, :1], self
 
     def keep(self, rows: Int[Tensor, " n"]) -> None:
         """Drops all rows but these."""

@@ -435,6 +435,7 @@ def test_a_run_that_goes_on_keeps_its_micro_batch(tmp_path: Path, capsys: pytest
     assert made.micro_batch != 6, "another question"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="no peak of a process elsewhere")
 def test_a_run_grows_and_says_so_in_its_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet_logging: None, capsys: pytest.CaptureFixture[str]

@@ -61,8 +61,9 @@ def evaluation(case: Rehearsal) -> str | Finding:
     said = [(prompt, ids[: room(prompt) - 1]) for prompt, ids in zip(case.prompts, case.blind, strict=True)]
     said += [(prompt, gold[prompt.text]) for prompt in case.prompts if prompt.text in gold]
     prompts, texts = [prompt for prompt, _ in said], [case.words.decode(ids) for _, ids in said]
-    reciter = Reciter(case.policy, [[*ids, case.words.eot_id] for _, ids in said])
-    greedy = altered(case.subject.greedy, policy=reciter, prompts=prompts)
+    greedy = altered(case.subject.greedy, prompts=prompts)
+    scripts = [[*said[row][1], case.words.eot_id] for rows, _ in greedy.batches() for row in rows]
+    greedy.policy = Reciter(case.policy, scripts)
     greedy(case.subject.step)
     rewards = case.own.source.reward.score(prompts, texts).rewards.tolist()
     for text, reward, row in zip(texts, rewards, greedy.completions, strict=True):
