@@ -139,8 +139,7 @@ class Finder:
         trainer.micro_batch = best(rungs, self.case)
         refuse_what_cannot_be_decoded(rungs, self.decodings)
         print(f"hardware.fit: micro_batch={trainer.micro_batch}", flush=True)
-        profile = {
-            **{key: known[key] for key in ("prompts_per_step", "grown") if key in known},
+        profile = {key: known[key] for key in ("prompts_per_step", "grown") if key in known} | {
             "asked": asked,
             "limit_gib": self.memory.limit / GIB,
             "share": SHARE,

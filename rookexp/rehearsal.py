@@ -158,9 +158,10 @@ class Rehearsal:
             answer = gold.get(prompt.text, [])
             ids = answer if i % 2 and 0 < len(answer) < own.sampling_of(prompt).max_new_tokens else self.blind[i]
             scripts.append((*ids, self.words.eot_id))
-        reward, whole = _Listening(own.reward), {"sampling": own.sampling, "own_sampling": own.own_sampling}
+        reward = _Listening(own.reward)
+        whole: dict[str, Any] = {"reward": reward, "sampling": own.sampling, "own_sampling": own.own_sampling}
         said = [scripts[p] for some, _ in own.batches(self.prompts) for p in some]
-        objective = self.objective(policy=Reciter(self.policy, said), reward=reward, **whole)
+        objective = self.objective(policy=Reciter(self.policy, said), **whole)
         experience = objective.collect(self.subject.step)[0]
         return Recital(tuple(scripts), experience, tuple(reward.texts))
 
