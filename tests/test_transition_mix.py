@@ -65,13 +65,6 @@ def test_what_ships_is_what_the_command_makes_balanced_and_held_out() -> None:
     checked(ASSETS, 256, 128)
 
 
-@pytest.mark.slow
-def test_the_command_makes_what_ships(tmp_path: Path) -> None:
-    mix(rows=256, eval_rows=128, seed=2026).write(tmp_path)
-    for name in ("train", "eval"):
-        assert (tmp_path / f"transitions-{name}.txt").read_bytes() == (ASSETS / f"transitions-{name}.txt").read_bytes()
-
-
 def test_only_positions_of_the_test_split_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(positions, "split_of", lambda key: "train")
     monkeypatch.setattr("rookexp.transition_mix.ATTEMPTS", 3)
