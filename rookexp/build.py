@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -18,7 +19,7 @@ from rookexp.hardware import Hardware
 from rookexp.heldout import read_documents
 from rookexp.nodes import Config, make, without
 from rookexp.objectives import likelihood
-from rookexp.policies import Pretrained
+from rookexp.policies import Pretrained, doubts
 from rookexp.rehearsal import Subject
 from rookexp.track import FanOut, JsonlTracker, Tracker
 from rookexp.types import Prompt
@@ -149,6 +150,9 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
     cut = objects["sampling"], grpo["group_size"], grpo["minibatches"]
     finder = fitting.for_rollouts(hardware, task, range(run.steps), policy.model.config.n_positions, *cut)
     prompts = evaluation_prompts(config, task, objects)
+    if "path" in config["model"]:  # one that is made with random weights is meant to have them
+        for doubt in doubts(policy, prompts, hardware.autocast):
+            print(f"warning: {doubt}", file=sys.stderr, flush=True)
     greedy = make(without(config["eval"], ALSO["eval"]), prompts=prompts, **objects)
 
     def evaluate(step: int) -> dict[str, float]:
