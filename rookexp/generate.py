@@ -122,12 +122,13 @@ def sample(
     capacity = steps - 1 + (sampling.lookup + 1 if sampling.lookup else 0)
     hidden, cache = model.prefill(prompt_tokens, prompt_lengths, group_size, capacity)
     logits = model.logits(hidden).repeat_interleave(group_size, 0)
+    forwards = None  # one a token
     if sampling.lookup:
         text = F.pad(prompt_tokens, (0, capacity + 1)).repeat_interleave(group_size, 0)
         starts = prompt_lengths.repeat_interleave(group_size)
         drawn, logprobs, forwards = _by_lookup(model, cache, logits, text, starts, uniforms, room, sampling, eot_id)
     else:
-        drawn, logprobs, forwards = _one_by_one(model, cache, logits, uniforms, room, sampling, eot_id)
+        drawn, logprobs = _one_by_one(model, cache, logits, uniforms, room, sampling, eot_id)
     return _assemble(prompt_tokens, prompt_lengths, drawn, logprobs, forwards, room, eot_id)
 
 
@@ -145,7 +146,7 @@ def _one_by_one(
     room: Int[Tensor, " n"],
     sampling: Sampling,
     eot_id: int,
-) -> tuple[Tensor, Tensor, None]:
+) -> tuple[Tensor, Tensor]:
     """Each row's tokens and their log-probs, each (N, C), a token a forward; what follows a row's end is arbitrary."""
     n, steps, device = len(logits), int(room.max()), logits.device
     drawn = torch.full((n, steps), eot_id, device=device)
@@ -167,7 +168,7 @@ def _one_by_one(
                 cache.keep(kept)
                 rows, live, tokens = rows[kept], live[kept], tokens[kept]
         logits = model.logits(model.decode(tokens, cache))
-    return drawn, logprobs, None
+    return drawn, logprobs
 
 
 def _by_lookup(

@@ -104,6 +104,7 @@ HEALTHY: dict[str, dict[str, Any]] = {
     "cold": {"temperature": 0.7},
     "hot": {"temperature": 1.3},
     "top_k": {"sampling": generate.Sampling(temperature=0.8, top_k=5, top_p=0.9, max_new_tokens=LONGEST)},
+    "lookup": {"sampling": generate.Sampling(1.0, None, None, LONGEST, lookup=2)},
     "bf16": {"autocast": bf16, "exact_sampler": False},
     "bf16, several updates": {"autocast": bf16, "exact_sampler": False, "single_update": False},
     "several updates": {"single_update": False},
