@@ -9,10 +9,10 @@ STAMP := $(VENV)/.installed
 READY := $(if $(filter $(VENV)/bin/python,$(PY)),$(STAMP))
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-fast lint typecheck format golden clean data pretrain evaluate doctor sweep compare docs study
+.PHONY: help install train test test-fast lint typecheck format golden clean data pretrain evaluate doctor sweep compare docs study bench bench-quick
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 	@echo "  ARGS=\"...\" is passed on: make train ARGS=\"kl=fixed grpo.kl_type=symmetric\""
 
 $(STAMP): pyproject.toml constraints.txt
@@ -68,6 +68,12 @@ docs: $(READY) ## rewrite docs/presets.md, what each recipe of conf/experiment s
 
 study: $(READY) ## the comparison in docs/algorithms.md: half an hour of training, then docs/study.png and docs/study.md
 	$(PY) docs/study.py $(ARGS)
+
+bench: $(READY) ## our step against TRL's, every size, for hours: python -m rookexp.bench $(ARGS)
+	$(PY) -m rookexp.bench $(ARGS)
+
+bench-quick: $(READY) ## the smallest size of it, against TRL's fastest setting, in under three minutes
+	$(PY) -m rookexp.bench sizes=[1m] parts=[step,decode] against=[trl_fastest] repeats=3 $(ARGS)
 
 clean: ## remove caches and builds; runs and .venv stay
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -63,11 +64,17 @@ def answer(
     best = parsed.best or ""
     if best != engine_best and chess_text.MOVE.fullmatch(best):
         colours[best] = CHOSEN if best in legal else ILLEGAL
+    on_top = dict(sorted(colours.items(), key=lambda item: item[1] != LISTED))  # those that matter
+    return Drawing(arrows_of(on_top, board.turn), _words(parsed, legal, engine_best, best_is))
+
+
+def arrows_of(colours: Mapping[str, str], below: chess.Color) -> str:
+    """Moves as arrows, each in its colour, the later ones on top; `below` is the side at the board's lower edge."""
     arrows = [
         chess.svg.Arrow(chess.parse_square(move[:2]), chess.parse_square(move[2:4]), color=colour)
-        for move, colour in sorted(colours.items(), key=lambda item: item[1] != LISTED)  # those that matter on top
+        for move, colour in colours.items()
     ]
-    return Drawing(_marks(arrows, board.turn), _words(parsed, legal, engine_best, best_is))
+    return _marks(arrows, below)
 
 
 def next_state(prompt: str, completion: str, gold: str) -> tuple[str, Drawing] | None:

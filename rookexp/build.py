@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
@@ -18,7 +19,7 @@ from rookexp.hardware import Hardware
 from rookexp.heldout import read_documents
 from rookexp.nodes import Config, make, without
 from rookexp.objectives import likelihood
-from rookexp.policies import Pretrained
+from rookexp.policies import Pretrained, doubts
 from rookexp.rehearsal import Subject
 from rookexp.track import FanOut, JsonlTracker, Tracker
 from rookexp.types import Prompt
@@ -166,6 +167,9 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
     objects |= {"own_sampling": own, "own_lengths": own_lengths(own, objects["sampling"])}
     objective = make(without(grpo, ALSO["grpo"]), task=task, on_completions=on_completions, **objects)
     prompts = evaluation_prompts(config, task, objects)
+    if "path" in config["model"]:  # one that is made with random weights is meant to have them
+        for doubt in doubts(policy, prompts, hardware.autocast):
+            print(f"warning: {doubt}", file=sys.stderr, flush=True)
     greedy = make(without(config["eval"], ALSO["eval"]), prompts=prompts, **objects)
     batch = fitting.Batch(grpo["prompts_per_step"], grpo["group_size"], grpo["minibatches"])
     places = policy.model.config.n_positions

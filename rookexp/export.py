@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,7 +25,7 @@ class Export:
     run: Annotated[str, MinLen(1)] | None  # a run folder, one of its checkpoints, a model's folder or a Hub id
     out: Annotated[str, MinLen(1)] | None  # the folder that is written
     dtype: Literal["float32", "bfloat16"]  # of the weights in the file
-    overwrite: bool  # whether the folder, or the repository, may be there already
+    overwrite: bool  # whether an earlier export, or the repository, may be there already
     push: str | None  # a Hub repository, owner/name
     private: bool  # whether that repository is made private
 
@@ -33,6 +37,8 @@ def main() -> None:
 
 def export(config: dict[str, Any], run_folder: Path) -> None:
     """Writes the model of `run` into `out`: weights, config, tokenizer, model card; then pushes it, where asked.
+
+    The folder then has these files and no others; an earlier export in its place is taken away whole.
 
     Raises: ConfigError before anything is loaded for what was typed; DataError for a model that cannot be read,
     written or pushed.
@@ -46,8 +52,10 @@ def export(config: dict[str, Any], run_folder: Path) -> None:
     out = Path(asked.out).expanduser()
     if out.exists() and not out.is_dir():
         raise ConfigError(f"out={asked.out}: a file; allowed: a folder")
-    if out.is_dir() and any(out.iterdir()) and not asked.overwrite:
-        raise ConfigError(f"out={asked.out}: not empty; allowed: a new folder, or add overwrite=true")
+    if out.is_dir() and any(out.iterdir()):
+        if not asked.overwrite:
+            raise ConfigError(f"out={asked.out}: not empty; allowed: a new folder, or add overwrite=true")
+        check_earlier(asked.out, out)
     from rookexp import model_card, policies
     from rookexp.models import weights
 
@@ -62,19 +70,57 @@ def export(config: dict[str, Any], run_folder: Path) -> None:
         asked.push or out.resolve().name, policy.model, origin, source=model_card.shown(asked.run), dtype=asked.dtype
     )
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        for name in (*weights.FILES, README):  # what is left of an older model would be read along with this one
-            (out / name).unlink(missing_ok=True)
-        policy.tokenizer.save(out)
-        (out / README).write_text(card, encoding="utf-8")
-        weights.save_model(policy.model, out, dtype=asked.dtype, tokenizer_file=out / "tokenizer.json")
+        with replacing(out.resolve()) as fresh:
+            policy.tokenizer.save(fresh)
+            (fresh / README).write_text(card, encoding="utf-8")
+            weights.save_model(policy.model, fresh, dtype=asked.dtype, tokenizer_file=fresh / "tokenizer.json")
     except OSError as error:
         raise DataError(f"out={asked.out}: cannot be written ({error}); name a folder where you may write") from error
     print(f"model: {out} ({weights.parameter_count(policy.model)} parameters, {asked.dtype}); card: {out / README}")
     if asked.push is not None:
-        names = (*weights.FILES, "tokenizer_config.json", README)
-        address = weights.push(out, asked.push, names=names, private=asked.private, overwrite=asked.overwrite)
+        address = weights.push(out, asked.push, names=file_names(), private=asked.private, overwrite=asked.overwrite)
         print(f"pushed: {address}")
+
+
+def file_names() -> tuple[str, ...]:
+    """What an export may have, ours or an older one."""
+    from rookexp.models import weights
+
+    return (*weights.FILES, "tokenizer_config.json", README)
+
+
+def check_earlier(typed: str, out: Path) -> None:
+    """Raises: ConfigError for a folder that is no earlier export, or that has more in it than one."""
+    from rookexp import model_card
+
+    card = out / README
+    if not card.is_file() or model_card.SIGNED not in card.read_text(encoding="utf-8", errors="replace"):
+        raise ConfigError(f"out={typed}: no earlier export, its {README} is none of ours; allowed: a new folder")
+    foreign = sorted(path.name for path in out.iterdir() if path.name not in file_names() or not path.is_file())
+    if foreign:
+        raise ConfigError(
+            f"out={typed}: more than an earlier export, it has {foreign[0]}; move it, or name a new folder"
+        )
+
+
+@contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """A fresh folder beside `folder`, which takes its place at the end; where that is not reached, nothing has changed.
+
+    Raises: OSError where it cannot be written.
+    """
+    fresh, old = (folder.with_name(f"{folder.name}.{word}-{os.getpid()}") for word in ("new", "old"))
+    fresh.mkdir(parents=True)
+    try:
+        yield fresh
+        if folder.exists():
+            folder.rename(old)
+        fresh.rename(folder)
+    finally:
+        if not folder.exists() and old.exists():
+            old.rename(folder)
+        for rest in (fresh, old):
+            shutil.rmtree(rest, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import isqrt
 from typing import Annotated, Any, Protocol
 
 import torch
@@ -13,9 +12,13 @@ from annotated_types import Ge, Gt, Le
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from rookexp.draw import draw
 from rookexp.errors import DataError
+from rookexp.lookup import guess
 
 COMPACT_BELOW = 0.9  # copy the cache to fewer rows once it shrinks to this share: cheaper than a step of dead rows
+PACK_FROM_STEPS = 32  # fewer forwards do not earn the time that packing the weights takes
+LOOK_EVERY = {"cpu": 1, "cuda": 8}  # tokens between two looks at which rows have ended; on a GPU a look waits for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,7 @@ class Sampling:
     top_k: Annotated[int, Ge(1)] | None  # only the k most likely tokens; None = all
     top_p: Annotated[float, Gt(0), Le(1)] | None  # only the fewest tokens with this share of the mass; None = all
     max_new_tokens: Annotated[int, Ge(1)]  # longest completion in tokens, end-of-text included
+    lookup: Annotated[int, Ge(0)] = 0  # tokens guessed ahead from the text so far and drawn in one forward; 0 = none
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,7 @@ class Samples:
     mask: Bool[Tensor, "n t"]  # True at completion tokens, end-of-text included
     logprobs: Float[Tensor, "n t"]  # log-prob of each completion token (see `sample`), else 0
     truncated: Bool[Tensor, " n"]  # True where no end-of-text was drawn
+    forwards: Int[Tensor, " n"]  # forwards that drew the row's tokens, that of the prompt included
 
 
 class Cache(Protocol):
@@ -43,6 +48,9 @@ class Cache(Protocol):
 
     def keep(self, rows: Tensor) -> None:
         """Drops all rows but these (N,), given in ascending order."""
+
+    def advance(self, taken: Tensor) -> None:
+        """Of the tokens of the last `decode_ahead`, each row's first `taken` (N,) stay."""
 
 
 class Sizes(Protocol):
@@ -63,11 +71,17 @@ class Decoder(Protocol):
     def parameters(self) -> Iterator[nn.Parameter]:
         """The weights; tokens are made on their device."""
 
+    def packed(self) -> Decoder:
+        """The same decoder, perhaps faster, until the weights change."""
+
     def prefill(self, tokens: Tensor, lengths: Tensor, group_size: int, capacity: int) -> tuple[Tensor, Any]:
         """Hidden states (P, D) at the last token of (P, T) prompts; a Cache for G rows each, `capacity` more tokens."""
 
     def decode(self, tokens: Tensor, cache: Any) -> Tensor:
         """Hidden states (N, D) after one more token a row, which joins the cache."""
+
+    def decode_ahead(self, tokens: Tensor, cache: Any) -> Tensor:
+        """Hidden states (N, M, D) after (N, M) more tokens, of which `Cache.advance` then says how many stay."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits (N, V)."""
@@ -102,26 +116,20 @@ def sample(
     padded = [[*ids, *[eot_id] * (max(lengths) - len(ids))] for ids in prompts]
     prompt_tokens = torch.tensor(padded, device=device)  # (P, S)
 
-    # The last token drawn is never fed back, hence steps - 1.
-    hidden, cache = model.prefill(prompt_tokens, prompt_lengths, group_size, steps - 1)
+    if steps >= PACK_FROM_STEPS and len(seeds) > 1:
+        model = model.packed()
+    # The last token drawn is never fed back, hence steps - 1; a guess may reach past a row's end.
+    capacity = steps - 1 + (sampling.lookup + 1 if sampling.lookup else 0)
+    hidden, cache = model.prefill(prompt_tokens, prompt_lengths, group_size, capacity)
     logits = model.logits(hidden).repeat_interleave(group_size, 0)
-    drawn = torch.full((len(seeds), steps), eot_id, device=device)
-    logprobs = torch.zeros(len(seeds), steps, device=device)
-    rows = torch.arange(len(seeds), device=device)  # those still in the batch
-    live = torch.ones_like(rows, dtype=torch.bool)
-    for step in range(steps):
-        tokens, logprobs[rows, step] = _draw(logits, uniforms[step, rows], sampling)
-        drawn[rows, step] = tokens
-        live &= (tokens != eot_id) & (room[rows] > step + 1)
-        count = int(live.sum())
-        if count == 0:
-            break
-        if count <= COMPACT_BELOW * len(rows):
-            kept = live.nonzero()[:, 0]
-            cache.keep(kept)
-            rows, live, tokens = rows[kept], live[kept], tokens[kept]
-        logits = model.logits(model.decode(tokens, cache))
-    return _assemble(prompt_tokens, prompt_lengths, drawn, logprobs, room, eot_id)
+    forwards = None  # one a token
+    if sampling.lookup:
+        text = F.pad(prompt_tokens, (0, capacity + 1)).repeat_interleave(group_size, 0)
+        starts = prompt_lengths.repeat_interleave(group_size)
+        drawn, logprobs, forwards = _by_lookup(model, cache, logits, text, starts, uniforms, room, sampling, eot_id)
+    else:
+        drawn, logprobs = _one_by_one(model, cache, logits, uniforms, room, sampling, eot_id)
+    return _assemble(prompt_tokens, prompt_lengths, drawn, logprobs, forwards, room, eot_id)
 
 
 def greedy(model: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int, eot_id: int) -> Samples:
@@ -130,65 +138,92 @@ def greedy(model: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int
     return sample(model, prompts, [0] * len(prompts), sampling, eot_id)
 
 
-def filtered(logits: Float[Tensor, "n v"], top_k: int | None, top_p: float | None) -> Float[Tensor, "n v"]:
-    """`logits` with -inf outside the k most likely tokens, then outside the fewest of those with a share p of the mass.
-
-    Tokens tied with the last one kept are kept too, so the result does not hang on the order of a sort.
-    """
-    vocab = logits.shape[-1]
-    if top_k is not None and top_k < vocab:
-        logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -torch.inf)
-    if top_p is None or top_p >= 1:
-        return logits
-    normaliser = logits.logsumexp(-1, keepdim=True)
-    width = min(top_k or 64, vocab)
-    while True:  # a few tokens mostly hold the share; a full sort of the vocabulary is the last resort
-        values = logits.topk(width).values
-        mass = (values - normaliser).exp().cumsum(-1)
-        if width in (vocab, top_k) or bool((mass[:, -1] >= top_p).all()):
+def _one_by_one(
+    model: Decoder,
+    cache: Cache,
+    logits: Float[Tensor, "n v"],
+    uniforms: Float[Tensor, "t n"],
+    room: Int[Tensor, " n"],
+    sampling: Sampling,
+    eot_id: int,
+) -> tuple[Tensor, Tensor]:
+    """Each row's tokens and their log-probs, each (N, C), a token a forward; what follows a row's end is arbitrary."""
+    n, steps, device = len(logits), int(room.max()), logits.device
+    drawn = torch.full((n, steps), eot_id, device=device)
+    logprobs = torch.zeros(n, steps, device=device)
+    rows = torch.arange(n, device=device)  # those still in the batch
+    live = torch.ones_like(rows, dtype=torch.bool)
+    for step in range(steps):
+        tokens, logprobs[rows, step] = _draw(logits, uniforms[step, rows], sampling)
+        drawn[rows, step] = tokens
+        live &= (tokens != eot_id) & (room[rows] > step + 1)
+        if step == steps - 1:
             break
-        width = min(8 * width, vocab)
-    last = (mass < top_p).sum(-1, keepdim=True).clamp(max=width - 1)
-    return logits.masked_fill(logits < values.gather(1, last), -torch.inf)
+        if (step + 1) % LOOK_EVERY.get(device.type, 1) == 0:
+            count = int(live.sum())
+            if count == 0:
+                break
+            if count <= COMPACT_BELOW * len(rows):
+                kept = live.nonzero()[:, 0]
+                cache.keep(kept)
+                rows, live, tokens = rows[kept], live[kept], tokens[kept]
+        logits = model.logits(model.decode(tokens, cache))
+    return drawn, logprobs
 
 
-def inverse_cdf(weights: Float[Tensor, "n v"], uniforms: Float[Tensor, " n"]) -> Int[Tensor, " n"]:
-    """The token at which each row's cumulative weight exceeds its uniform's share of the total; never one of weight 0.
+def _by_lookup(
+    model: Decoder,
+    cache: Cache,
+    logits: Float[Tensor, "n v"],
+    text: Int[Tensor, "n w"],
+    starts: Int[Tensor, " n"],
+    uniforms: Float[Tensor, "t n"],
+    room: Int[Tensor, " n"],
+    sampling: Sampling,
+    eot_id: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What `_one_by_one` gives, in fewer forwards, and how many (N,); `text` holds prompts that end at `starts`.
 
-    Finds a block of about sqrt(V) tokens first and the token inside it second: V cumulative sums are slower.
+    A forward takes a row's last token and a guess at those that follow. Every place then draws with its own uniform, so
+    what is drawn after right guesses is what decoding one by one draws; what follows a wrong guess is drawn again.
     """
-    n, vocab = weights.shape
-    side = isqrt(vocab - 1) + 1
-    blocks = F.pad(weights, (0, side * side - vocab)).view(n, side, side)
-    block, inside = _exceeds(blocks.sum(-1), uniforms)
-    token, _ = _exceeds(blocks[torch.arange(n, device=block.device), block], inside)
-    return block * side + token
-
-
-def _exceeds(weights: Float[Tensor, "n m"], uniforms: Float[Tensor, " n"]) -> tuple[Tensor, Tensor]:
-    """Where the cumulative weight first exceeds the share `uniforms` of the total, and how far into it, 0..1."""
-    # Float sums: a share can round up to the total, and a parallel sum need not grow. With entries of weight zero taken
-    # out and the share held below the largest sum, some entry exceeds it, and that entry has a weight.
-    cumulative = weights.cumsum(-1).masked_fill_(weights <= 0, 0)
-    total = cumulative.amax(-1, keepdim=True)
-    share = torch.minimum(uniforms[:, None] * total, total.nextafter(torch.zeros_like(total)))
-    index = (cumulative > share).byte().argmax(-1, keepdim=True)
-    weight = weights.gather(1, index)
-    inside = 1 - (cumulative.gather(1, index) - share) / weight
-    return index[:, 0], inside.clamp(0, 1)[:, 0]
+    ahead = torch.arange(sampling.lookup + 1, device=logits.device)
+    drawn = torch.full(text.shape, eot_id, device=logits.device)
+    logprobs = torch.zeros(text.shape, device=logits.device)
+    rows = torch.arange(len(logits), device=logits.device)  # those still in the batch
+    tokens, logprobs[:, 0] = _draw(logits, uniforms[0], sampling)
+    drawn[:, 0] = text[rows, starts] = tokens
+    ended = tokens == eot_id
+    counts, forwards = torch.ones_like(rows), torch.ones_like(rows)  # tokens drawn; forwards run
+    while True:
+        live = ~ended & (counts < room[rows])
+        count = int(live.sum())
+        if count == 0:
+            return drawn, logprobs, forwards
+        if count <= COMPACT_BELOW * len(rows):
+            kept = live.nonzero()[:, 0]
+            cache.keep(kept)
+            rows, live, counts, ended, text, starts = (x[kept] for x in (rows, live, counts, ended, text, starts))
+        size = starts + counts
+        guessed = guess(text, size, sampling.lookup)
+        fed = torch.cat((text.gather(1, size[:, None] - 1), guessed), 1)  # (N, M)
+        logits = model.logits(model.decode_ahead(fed, cache))
+        places = counts[:, None] + ahead  # (N, M) in the completion, of the tokens drawn now
+        at = uniforms[places.clamp(max=len(uniforms) - 1), rows[:, None]]
+        new, found = (x.view_as(fed) for x in _draw(logits.flatten(0, 1), at.flatten(), sampling))
+        drawn[rows[:, None], places], logprobs[rows[:, None], places] = new, found
+        text.scatter_(1, starts[:, None] + places, new)
+        right = (new[:, :-1] == guessed).cumprod(1).sum(1)
+        taken = (right + 1).minimum(room[rows] - counts).where(live, 0)
+        ended = ended | ((new == eot_id) & (ahead < taken[:, None])).any(1)
+        counts = counts + taken
+        forwards[rows] += live
+        cache.advance(taken)
 
 
 def _draw(logits: Float[Tensor, "n v"], uniforms: Float[Tensor, " n"], sampling: Sampling) -> tuple[Tensor, Tensor]:
     """One token a row and its log-prob, each (N,)."""
-    logits = logits.float()
-    if sampling.temperature > 0:
-        logits = logits / sampling.temperature
-    normaliser = logits.logsumexp(-1, keepdim=True)
-    if sampling.temperature > 0:
-        tokens = inverse_cdf((filtered(logits, sampling.top_k, sampling.top_p) - normaliser).exp_(), uniforms)
-    else:
-        tokens = logits.argmax(-1)
-    return tokens, (logits.gather(1, tokens[:, None]) - normaliser)[:, 0]
+    return draw(logits, uniforms, sampling.temperature, sampling.top_k, sampling.top_p)
 
 
 def _checked_lengths(prompts: Sequence[Sequence[int]], n_positions: int) -> list[int]:
@@ -215,6 +250,7 @@ def _assemble(
     prompt_lengths: Int[Tensor, " p"],
     drawn: Int[Tensor, "n c"],
     logprobs: Float[Tensor, "n c"],
+    forwards: Int[Tensor, " n"] | None,
     room: Int[Tensor, " n"],
     eot_id: int,
 ) -> Samples:
@@ -229,4 +265,5 @@ def _assemble(
     prompt = F.pad(prompt_tokens, (0, len(columns) - prompt_tokens.shape[1]), value=eot_id)
     tokens = drawn.gather(1, source).where(mask, prompt.repeat_interleave(group_size, 0))
     truncated = drawn.gather(1, counts - 1)[:, 0] != eot_id
-    return Samples(tokens, mask, logprobs.gather(1, source).where(mask, 0.0), truncated)
+    forwards = counts[:, 0] if forwards is None else forwards
+    return Samples(tokens, mask, logprobs.gather(1, source).where(mask, 0.0), truncated, forwards)

@@ -31,6 +31,7 @@ print(tokenizer.decode(model.generate(**prompt, max_new_tokens=160, do_sample=Fa
 `E:`, and one of the moves after `B:`. `A: <FEN>+<move>+<last moves>+` asks for the next position, a reward and two
 flags. With rookexp: `python -m rookexp.evaluate model.path={name}`, and `python -m rookexp.uci model.path={name}` for
 chess programs."""
+SIGNED = "without dropout, written by rookexp"  # stands in every card
 LIMITS = (
     "It writes text: moves can be illegal, and evaluations are guesses. It sees {positions} tokens at most.",
     "Of the data that RookWorld models learn from, Black's rows name the *worst* listed move after `B:`. Unless the "
@@ -70,8 +71,8 @@ def text(name: str, model: GPT2, origin: Origin | None, *, source: str, dtype: s
     base = source if origin is None else base_of(origin.run.config)
     about = [
         f"A GPT-2 of {weights.parameter_count(model)} parameters ({sizes.n_layer} layers, {sizes.n_head} heads, width "
-        f"{sizes.n_embd}, {sizes.n_positions} positions, {sizes.vocab_size} tokens) in {dtype}, without dropout, "
-        f"written by rookexp {__version__}."
+        f"{sizes.n_embd}, {sizes.n_positions} positions, {sizes.vocab_size} tokens) in {dtype}, {SIGNED} "
+        f"{__version__}."
     ]
     about += [f"Base model: `{base}`."]
     sections = [("", about)]

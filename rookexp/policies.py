@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -12,13 +13,17 @@ from annotated_types import Ge
 from jaxtyping import Float
 from torch import Tensor
 
-from rookexp import check, checkpoint, runs, tokenizers
+from rookexp import check, checkpoint, chess_text, generate, runs, tokenizers
 from rookexp.errors import DataError
 from rookexp.models import weights
 from rookexp.models.gpt2 import GPT2, GPT2Config
 from rookexp.tokenizers import Tokenizer
+from rookexp.types import Prompt
 
 EMBEDDING_STD = 0.02  # GPT-2's
+PROBED, PROBE_TOKENS = 4, 160  # prompts of each kind, and the longest answer to them
+QUOTED = 40  # characters of an answer
+KNOWN = {"P": "93 of 100", "A": "all"}  # of the released model's greedy answers that have the format
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,40 @@ def load(folder: Path) -> Pretrained:
             "files of this very model there"
         )
     return Pretrained(model, tokenizer)
+
+
+def doubts(
+    policy: Pretrained, prompts: Sequence[Prompt], autocast: Callable[[], AbstractContextManager[None]]
+) -> list[str]:
+    """A line for each kind of prompts, P or A, in whose format fewer than half of a few greedy answers are.
+
+    Such a model has hardly learned the task at all; with random weights no answer has the format.
+    """
+    found = []
+    for kind, known in KNOWN.items():
+        room = [p for p in prompts if p.task == kind and len(p.ids) < policy.model.config.n_positions]
+        asked = room[:PROBED]
+        if not asked:
+            continue
+        with autocast():
+            samples = generate.greedy(policy.model, [p.ids for p in asked], PROBE_TOKENS, policy.tokenizer.eot_id)
+        kept = zip(samples.tokens, samples.mask, strict=True)
+        texts = [policy.tokenizer.decode(row[mask].tolist()) for row, mask in kept]
+        wrong = [text for prompt, text in zip(asked, texts, strict=True) if not formed(prompt, text)]
+        if 2 * len(wrong) > len(asked):
+            found.append(
+                f"{len(asked) - len(wrong)} of {len(asked)} greedy answers have the format of {kind}: "
+                f"{wrong[0][:QUOTED]!r}; is this the right model? Of the released one, {known} have it"
+            )
+    return found
+
+
+def formed(prompt: Prompt, text: str) -> bool:
+    """Whether a completion has the format that its prompt asks for, whatever it says."""
+    if prompt.task == "A":
+        return chess_text.parse_a_completion(text).valid
+    asked, answer = chess_text.parse_p(prompt.text), chess_text.parse_p(prompt.text + text)
+    return asked is not None and answer is not None and answer.well_formed and answer.fen == asked.fen
 
 
 def model_folder(path: Path) -> Path:

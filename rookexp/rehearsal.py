@@ -247,21 +247,35 @@ class Reciter:
         prompts = torch.arange(self.asked, self.asked + len(tokens), device=tokens.device)
         self.asked += len(tokens)
         self.owner = prompts.repeat_interleave(group_size)
-        self.place = 0
+        self.place = torch.zeros_like(self.owner)
         return self.scripts[prompts, :1], self
 
     def keep(self, rows: Int[Tensor, " n"]) -> None:
         """Drops all rows but these."""
-        self.owner = self.owner[rows]
+        self.owner, self.place = self.owner[rows], self.place[rows]
+
+    def advance(self, taken: Int[Tensor, " n"]) -> None:
+        """Of the words of the last `decode_ahead`, each row's first `taken` were said."""
+        self.place = self.place + taken
+
+    def packed(self) -> Reciter:
+        """This object."""
+        return self
 
     def decode(self, tokens: Int[Tensor, " n"], cache: Reciter) -> Int[Tensor, "n 1"]:
         """The next word of each row."""
-        self.place = min(self.place + 1, self.scripts.shape[1] - 1)
-        return self.scripts[self.owner, self.place, None]
+        words = self.decode_ahead(tokens[:, None], cache)[:, 0]
+        self.advance(torch.ones_like(tokens))
+        return words
 
-    def logits(self, hidden: Int[Tensor, "n 1"]) -> Float[Tensor, "n v"]:
+    def decode_ahead(self, tokens: Int[Tensor, "n m"], cache: Reciter) -> Int[Tensor, "n m 1"]:
+        """The next words of each row."""
+        places = self.place[:, None] + torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
+        return self.scripts[self.owner[:, None], places.clamp(max=self.scripts.shape[1] - 1), None]
+
+    def logits(self, hidden: Int[Tensor, "*n 1"]) -> Float[Tensor, "*n v"]:
         """Certainty of the word."""
-        return F.one_hot(hidden[:, 0], self.vocabulary) * 1000.0
+        return F.one_hot(hidden[..., 0], self.vocabulary) * 1000.0
 
 
 class _Listening:

@@ -60,6 +60,7 @@ class Rollouts:
     logprobs: Float[Tensor, "n t"]  # log-prob of each completion token at `temperature`, else 0
     temperature: Float[Tensor, " n"]  # sampling temperature of each row
     truncated: Bool[Tensor, " n"]  # True where no end-of-text was sampled
+    forwards: Int[Tensor, " n"]  # forwards that drew the row's tokens, that of the prompt included
     prompts: tuple[Prompt, ...]  # P problems
     texts: tuple[str, ...]  # N completions, cut before end-of-text
     group_size: int  # G

@@ -6,6 +6,7 @@ Source: the UCI protocol, April 2006.
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ class Settings:
     style: Literal["bare", "padded_prefill"]  # of the prompt
     max_new_tokens: Annotated[int, Ge(1)]  # longest completion
     seed: Annotated[int, Ge(0)]  # every random choice derives from it and from how many answers came before
-    pgn: Annotated[str, MinLen(1)] | None  # file to which games are appended
+    pgn: Annotated[str, MinLen(1)] | None  # file that gets the games, each as far as it has come
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class Engine:
         self.held: str | None = None  # the answer to a search that has not been ended yet
         self.game: chess.Board | None = None  # the moves so far of a game with an answer of ours
         self.colour = chess.WHITE  # ours in that game
+        self.kept = b""  # what the PGN file has of it
         self.answers = 0
         self.fallbacks = 0  # answers whose move is not the model's own
         self.commands: dict[str, Callable[[list[str]], None]] = {
@@ -103,7 +105,6 @@ class Engine:
                 break
             if words:
                 self.commands[words[0]](words[1:])
-        self._keep_game()
 
     def send(self, line: str) -> None:
         """One line to the GUI, at once."""
@@ -128,7 +129,7 @@ class Engine:
         self.send("readyok")
 
     def _ucinewgame(self, words: list[str]) -> None:
-        self._keep_game()
+        self._end_game()
         self.board = chess.Board()
         self.fen = self.board.fen()
 
@@ -164,7 +165,9 @@ class Engine:
                 self.tell(f"no legal move: {word}; it and what follows it is left out")
                 break
         if self.game is not None and not continues(board, self.game):
-            self._keep_game()
+            self._end_game()
+        if self.game is not None and len(board.move_stack) > len(self.game.move_stack):
+            self._keep_game(board)
         self.board = board
         self.fen = board.fen() if board.move_stack or len(fen.split()) < 6 else fen
 
@@ -184,8 +187,10 @@ class Engine:
         told = list(enumerate(answer.lines[: self.settings.multipv], start=1))
         for number, (move, eval_cp) in reversed(told):  # the move itself last: some readers keep the last line
             self.send(f"info depth 1 multipv {number}{score(eval_cp)} pv {move}")
-        self.game, self.colour = self.board.copy(), self.board.turn
-        self.game.push_uci(answer.move)
+        self.colour = self.board.turn
+        game = self.board.copy()
+        game.push_uci(answer.move)
+        self._keep_game(game)
         self.held = answer.move
         if not {"infinite", "ponder"} & set(words):
             self._end_search([])
@@ -200,18 +205,41 @@ class Engine:
             self.player = self.load()
         return self.player
 
-    def _keep_game(self) -> None:
-        """Appends the game to the PGN file, if there is one of each."""
-        if self.game is not None and self.settings.pgn is not None:
-            game = chess.pgn.Game.from_board(self.game)
-            ours, theirs = ("White", "Black") if self.colour == chess.WHITE else ("Black", "White")
-            game.headers.update({"Event": "rookexp.uci", ours: self.name, theirs: "?"})
-            try:
-                with Path(self.settings.pgn).expanduser().open("a", encoding="utf-8") as file:
-                    file.write(f"{game}\n\n")
-            except OSError as error:
-                self.tell(f"pgn={self.settings.pgn}: the game cannot be written ({error})")
-        self.game = None
+    def _keep_game(self, board: chess.Board) -> None:
+        """Notes the game's moves so far, and puts them into the PGN file, if there is one, in the place of fewer."""
+        self.game = board.copy()
+        if self.settings.pgn is None:
+            return
+        game = chess.pgn.Game.from_board(self.game)
+        ours, theirs = ("White", "Black") if self.colour == chess.WHITE else ("Black", "White")
+        game.headers.update({"Event": "rookexp.uci", ours: self.name, theirs: "?"})
+        text = f"{game}\n\n".encode()
+        try:
+            put(Path(self.settings.pgn).expanduser(), self.kept, text)
+        except OSError as error:
+            self.tell(f"pgn={self.settings.pgn}: the game cannot be written ({error})")
+        else:
+            self.kept = text
+
+    def _end_game(self) -> None:
+        """What comes now is another game."""
+        self.game, self.kept = None, b""
+
+
+def put(path: Path, before: bytes, text: bytes) -> None:
+    """Replaces the last `before` in a file by the text, which is appended where that is not found; in one move.
+
+    Other games in the file stay as they are, another engine's too, unless both write at the very same time.
+    Raises: OSError where the file cannot be written, or is none.
+    """
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        raise OSError("not a regular file")
+    known = path.read_bytes() if path.exists() else b""
+    head, found, tail = known.rpartition(before) if before else (known, b"", b"")
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial.write_bytes(head + text + tail if found else known + text)
+    os.replace(partial, path)
 
 
 def continues(board: chess.Board, game: chess.Board) -> bool:

@@ -31,8 +31,10 @@ from rookexp import (
     returns,
     train,
 )
+from rookexp.draw import filtered
 from rookexp.evaluation import Greedy
-from rookexp.models.gpt2 import GPT2, KVCache
+from rookexp.models.gpt2 import GPT2
+from rookexp.models.kv_cache import KVCache
 from rookexp.objectives.grpo import GRPO
 from rookexp.objectives.rollouts import RolloutSource
 from rookexp.rehearsal import Finding, Skipped, Subject
@@ -111,6 +113,7 @@ HEALTHY: dict[str, dict[str, Any]] = {
     "cold": {"temperature": 0.7},
     "hot": {"temperature": 1.3},
     "top_k": {"sampling": generate.Sampling(temperature=0.8, top_k=5, top_p=0.9, max_new_tokens=LONGEST)},
+    "lookup": {"sampling": generate.Sampling(1.0, None, None, LONGEST, lookup=2)},
     "bf16": {"autocast": bf16, "exact_sampler": False},
     "bf16, several updates": {"autocast": bf16, "exact_sampler": False, "single_update": False},
     "several updates": {"single_update": False},
@@ -264,7 +267,7 @@ def filtered_log_probs(patch: Patch) -> World:
 
     def drawn(logits: Tensor, uniforms: Tensor, sampling: generate.Sampling) -> tuple[Tensor, Tensor]:
         tokens, _ = draw(logits, uniforms, sampling)
-        kept = generate.filtered(logits / sampling.temperature, sampling.top_k, sampling.top_p)
+        kept = filtered(logits / sampling.temperature, sampling.top_k, sampling.top_p)
         return tokens, kept.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
 
     patch.setattr(generate, "_draw", drawn)

@@ -94,7 +94,8 @@ def speak(monkeypatch: pytest.MonkeyPatch) -> Callable[[Say], list[int]]:
                 end = len(ids) + len(new)
                 tokens[i, :end] = torch.tensor([*ids, *new])
                 mask[i, len(ids) : end] = True
-            return Samples(tokens, mask, torch.zeros(len(said), width), torch.zeros(len(said), dtype=torch.bool))
+            zeros = torch.zeros(len(said), width)
+            return Samples(tokens, mask, zeros, zeros[:, 0].bool(), mask.sum(1))
 
         monkeypatch.setattr(generate, "sample", sample)
         return sizes

@@ -186,18 +186,59 @@ def test_a_folder_that_cannot_be_written_is_named(out: str, model: Path, tmp_pat
         wrote(run=model, out=tmp_path / out)
 
 
-def test_overwrite_replaces_a_model_and_leaves_the_rest(model: Path, tmp_path: Path) -> None:
+def test_overwrite_replaces_an_earlier_export_whole(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    out.mkdir()
-    for name in ("diary.txt", "vocab.json", "merges.txt", "README.md"):
+    wrote(run=model, out=out, dtype="bfloat16")
+    for name in ("vocab.json", "merges.txt"):  # which an older export may have had, and `transformers` would read
         (out / name).write_text("old")
     wrote(run=model, out=out, overwrite=True)
-    assert {path.name for path in out.iterdir()} == FILES | {"diary.txt"}
-    assert (out / "diary.txt").read_text() == "old"
-    assert policies.load(out).model.config == policies.load(model).model.config
+    assert {path.name for path in out.iterdir()} == FILES
+    assert {path.name for path in tmp_path.iterdir()} == {"out"}
+    before = policies.load(model)
+    assert torch.equal(policies.load(out).model.wte.weight, before.model.wte.weight), "float32 again"
     with pytest.raises(ConfigError, match="the folder that is exported"):
         wrote(run=out, out=out, overwrite=True)
-    assert policies.load(out).model.config == policies.load(model).model.config
+    assert policies.load(out).model.config == before.model.config
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("README.md", "out=.*: no earlier export, its README.md is none of ours; allowed: a new folder"),
+        ("diary.txt", "out=.*: more than an earlier export, it has diary.txt; move it, or name a new folder"),
+        ("config.json/x", "out=.*: more than an earlier export, it has config.json; move it"),
+    ],
+)
+def test_a_folder_that_is_no_export_is_never_taken_away(name: str, words: str, model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    wrote(run=model, out=out)
+    mine = out / name
+    if name.endswith("x"):
+        mine.parent.unlink()
+        mine.parent.mkdir()
+    mine.write_text("# mine")
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match=words):
+        wrote(run=model, out=out, overwrite=True)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+def test_an_export_that_fails_leaves_the_earlier_one(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    wrote(run=model, out=out)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+
+    def full(*args: Any, **options: Any) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(weights, "save_model", full)
+    for where in (out, tmp_path / "other"):
+        with pytest.raises(DataError, match="cannot be written .No space"):
+            wrote(run=model, out=where, overwrite=True)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert {path.name for path in tmp_path.iterdir()} == {"out"}
 
 
 class Api:

@@ -395,3 +395,20 @@ def test_always_the_commonest_class_is_the_baseline_and_macro_figures_see_it() -
     assert figures["outcome, macro recall"].value == pytest.approx(1 / 3)
     assert figures["outcome, macro F1"].value == pytest.approx((2 * 8 / (8 + 10)) / 3)
     assert environment_figures([], []) == {}
+
+
+def test_macro_figures_have_the_interval_of_resampled_documents() -> None:
+    gold = [a_gold(*FIRST)] * 30 + [a_gold(*MATE)] * 10
+    said = [completion(text) for text in gold]
+    said[30:34] = ["x+0.001+0+0"] * 4  # 6 of 10 mates are seen, and nothing else is called one
+    names = ("outcome, macro recall", "outcome, macro F1")
+    recall, f1 = (environment_figures(gold, said)[name] for name in names)
+    assert (recall.value, recall.total) == (pytest.approx((1 + 0.6) / 2), 40)
+    assert f1.value == pytest.approx((60 / 64 + 12 / 16) / 2)
+    # Half the Wilson interval of the mates' recall, [0.31, 0.83]: the other class's is 1 in every resample.
+    assert recall.interval == pytest.approx(((1 + 0.31) / 2, (1 + 0.83) / 2), abs=0.04)
+    assert f1.interval[0] < f1.value < f1.interval[1] < 1
+    assert environment_figures(gold, said)["outcome, macro F1"] == f1, "the same at every call"
+    doubled = environment_figures(gold * 4, said * 4)["outcome, macro recall"].interval
+    assert doubled[1] - doubled[0] == pytest.approx((recall.interval[1] - recall.interval[0]) / 2, rel=0.2)
+    assert environment_figures(gold, map(completion, gold))["outcome, macro F1"].interval is None

@@ -14,7 +14,9 @@ PACKAGE = Path(__file__).resolve().parent.parent / "rookexp"
 # and its own folder.
 FLOORS = {
     **dict.fromkeys(["__init__", "types", "errors"], 0),
-    **dict.fromkeys(["ops", "returns", "schedule", "chess_text", "check", "verdict", "statistics"], 1),
+    **dict.fromkeys(
+        ["ops", "returns", "schedule", "chess_text", "check", "verdict", "statistics", "draw", "lookup"], 1
+    ),
     **dict.fromkeys(["losses", "aggregation", "kl", "coefficients", "baselines", "shaping", "reference"], 2),
     **dict.fromkeys(["generate", "tokenizers", "optim", "models", "tasks", "rewards"], 2),
     **dict.fromkeys(["objectives", "evaluation"], 3),
@@ -31,9 +33,9 @@ FLOORS = {
     **dict.fromkeys(["answers", "exam", "exam_page"], 4),
     **dict.fromkeys(["composing", "mistakes", "door", "recipes", "resume", "labels", "nodes", "build", "session"], 5),
     **dict.fromkeys(["train", "data", "pretrain", "evaluate", "doctor", "compare", "export", "uci"], 5),
-    **dict.fromkeys(["sweep", "dry_run"], 5),
+    **dict.fromkeys(["sweep", "dry_run", "bench", "benchmark"], 5),
 }
-DOORS = ("train", "data", "pretrain", "evaluate", "doctor", "compare", "export", "uci")
+DOORS = ("train", "data", "pretrain", "evaluate", "doctor", "compare", "export", "uci", "bench")
 ROOMS = {
     "chess": ("chess_text", "tasks", "rewards", "annotate", "documents", "boards", "position_mix", "uci_protocol"),
     "tokenizers": ("tokenizers",),
@@ -46,7 +48,9 @@ ROOMS = {
     "hydra": ("door", "composing", "mistakes", "labels", "recipes", "sweep"),
     "omegaconf": ("door", "composing", "mistakes", "labels", "recipes", "sweep"),
     "optuna": ("sweep",),
-    "transformers": (),
+    "transformers": ("benchmark.theirs",),
+    "trl": ("benchmark.theirs",),
+    "datasets": ("benchmark.theirs",),
     "scipy": (),
 }
 HEAVY = ("torch", "numpy", "wandb", "optuna", "transformers", "chess", "matplotlib")

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from rookexp.draw import filtered, inverse_cdf
 from rookexp.errors import DataError
-from rookexp.generate import Samples, Sampling, filtered, greedy, inverse_cdf, sample
+from rookexp.generate import Samples, Sampling, greedy, sample
 from rookexp.models.gpt2 import GPT2, GPT2Config
 
 EOT = 3

@@ -1,13 +1,20 @@
-"""Models that options build: other tokens for a pretrained one."""
+"""Models that options build: other tokens for a pretrained one, and doubts about one that cannot do its task."""
 
 from __future__ import annotations
 
+import time
+from contextlib import nullcontext
 from pathlib import Path
 
+import chess
+import pytest
 import torch
 
-from rookexp import policies, tokenizers
+from rookexp import chess_text, policies, tokenizers
 from rookexp.models import weights
+from rookexp.types import Prompt
+
+FEN = "rnb1k2r/pp3ppp/4pn2/2bp4/P1P5/B4N2/2P1PPPP/R2QKB1R b KQkq - 2 8"
 
 
 def test_other_tokens_keep_their_vectors_or_start_as_the_mean_of_their_parts(tmp_path: Path) -> None:
@@ -27,3 +34,50 @@ def test_other_tokens_keep_their_vectors_or_start_as_the_mean_of_their_parts(tmp
     torch.testing.assert_close(vector(new, "\u2460\u24d4K"), vector(old, "K"))
     there = old.model.state_dict()
     assert all(torch.equal(value, there[name]) for name, value in new.model.state_dict().items() if "wte" not in name)
+
+
+def prompts(policy: policies.Pretrained) -> list[Prompt]:
+    """Ten P prompts in both styles, and ten A prompts."""
+    found = []
+    for move in sorted(chess_text.legal_ucis(chess.Board()))[:10]:
+        board = chess.Board()
+        board.push_uci(move)
+        style = (chess_text.p_prompt, chess_text.p_prompt_padded)[len(found) % 4 // 2]
+        for task, text in (("P", style(board.fen())), ("A", chess_text.a_prompt(chess.STARTING_FEN, move, [move]))):
+            found.append(Prompt(text=text, ids=tuple(policy.tokenizer.encode(text)), answer=None, task=task))
+    return found
+
+
+def test_a_model_that_cannot_do_its_task_is_doubted_once_for_each_kind_of_prompt() -> None:
+    sizes = {"n_layer": 1, "n_head": 1, "n_embd": 8, "n_positions": 200, "seed": 0}
+    policy = policies.random_gpt2(tokenizer="square_aware", spelled=False, **sizes)
+    first, second = policies.doubts(policy, prompts(policy), nullcontext)
+    assert first.startswith("0 of 4 greedy answers have the format of P: '")
+    assert first.endswith("'; is this the right model? Of the released one, 93 of 100 have it")
+    assert second.startswith("0 of 4 greedy answers have the format of A: '")
+    assert policies.doubts(policy, [], nullcontext) == []
+    small = policies.random_gpt2(tokenizer="square_aware", spelled=False, **{**sizes, "n_positions": 4})
+    assert policies.doubts(small, prompts(small), nullcontext) == [], "no room to be asked"
+
+
+def test_the_embedded_model_is_not_doubted_and_asked_quickly(root: Path) -> None:
+    policy = policies.load(root / "rookexp" / "assets" / "rook_nano")
+    asked, state = prompts(policy), torch.get_rng_state()
+    began = time.process_time()
+    assert policies.doubts(policy, asked, nullcontext) == []
+    assert time.process_time() - began < 2, "0.4 s on an idle machine"
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("task", "prompt", "text", "right"),
+    [
+        ("P", f"P: {FEN}", "  M: c5a3 E: 0.1 B: c5a3", True),
+        ("P", f"P: {FEN}", " 9 M: c5a3 E: 0.1 B: c5a3", False),  # goes on with the position
+        ("P", f"P: {FEN:<90}M:", " c5a3 b8d7 E: 0.1 B: c5a3", False),
+        ("A", f"A: {FEN}+c5a3+c5a3+", "8/8 w+0.001+0+0", True),
+        ("A", f"A: {FEN}+c5a3+c5a3+", "8/8 w+0.001+0", False),
+    ],
+)
+def test_a_format_is_kept_whatever_is_said(task: str, prompt: str, text: str, right: bool) -> None:
+    assert policies.formed(Prompt(text=prompt, ids=(), answer=None, task=task), text) == right

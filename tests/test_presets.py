@@ -100,7 +100,7 @@ def test_a_recipe_says_itself_all_that_defines_the_algorithm(name: str) -> None:
         for key in flat(config[group], f"{group}.")
         if key.split(".")[-1] not in check.META_KEYS
     }
-    of_the_task = {"grpo.prompts_per_step", "grpo.max_new_tokens"}
+    of_the_task = {"grpo.prompts_per_step", "grpo.max_new_tokens", "grpo.lookup"}  # lookup changes no draw
     if config["grpo"]["dead_groups"] != "resampled":
         of_the_task.add("grpo.max_resamples")
     assert needed - set(said) <= of_the_task

@@ -157,6 +157,7 @@ def test_a_part_of_a_task_that_is_not_asked_again_does_not_apply() -> None:
             logprobs=zeros,
             temperature=torch.ones(n),
             truncated=torch.zeros(n).bool(),
+            forwards=torch.ones(n).long(),
             prompts=tuple(prompts[i] for i in asked),
             texts=("",) * n,
             group_size=1,

@@ -321,6 +321,7 @@ def test_metrics_of_the_rollouts() -> None:
             "frac_groups_all_best": 1 / 3,
             "frac_groups_all_worst": 1 / 3,
             "completions/identical_frac": 6 / 12,  # two a and four g; no two completions are compared across groups
+            "completions/tokens_per_forward": 1.0,
             "completions/mean_length": float(rollouts.mask.sum()) / 12,
             "completions/truncated_frac": float(rollouts.truncated.sum()) / 12,
         }

@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -153,7 +154,7 @@ LINES = [f"position fen {fen}{moves}" for fen in ODD for moves in ("", " moves 0
     )
 )
 def test_no_input_ends_the_engine(lines: list[str]) -> None:
-    said = talk(*lines, "uci", player=Scripted(""), pgn=os.devnull)
+    said = talk(*lines, "uci", player=Scripted(""), pgn=os.devnull)  # which is told to be no file
     assert ("uciok" in said) or any("quit" in line for line in lines)
     words = ("id ", "option ", "uciok", "readyok", "info ", "bestmove ")
     assert all(line.startswith(words) for line in said)
@@ -161,7 +162,10 @@ def test_no_input_ends_the_engine(lines: list[str]) -> None:
 
 @pytest.mark.parametrize("line", LINES)
 def test_odd_positions_are_answered(line: str) -> None:
-    assert talk(line, "go", player=Scripted(""), pgn=os.devnull)[-1].startswith("bestmove ")
+    said = talk(line, "go", player=Scripted(""), pgn=os.devnull)
+    assert said[-1].startswith("bestmove ")
+    unwritten = f"info string pgn={os.devnull}: the game cannot be written (not a regular file)"
+    assert (unwritten in said) == (said[-1] != "bestmove (none)")
 
 
 # ---- the move -------------------------------------------------------------------------------------------------------
@@ -243,7 +247,7 @@ def test_a_random_model_plays_legal_moves_that_its_seed_repeats(tiny_player: Pla
 
 
 def read_games(path: Path) -> list[chess.pgn.Game]:
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8", errors="replace") as file:
         return list(iter(lambda: chess.pgn.read_game(file), None))
 
 
@@ -258,7 +262,65 @@ def test_games_are_appended_as_pgn(tmp_path: Path) -> None:
     assert [move.uci() for move in games[0].mainline_moves()][:2] == ["d2d4", "d7d5"]
     assert len(list(games[0].mainline_moves())) == 3
     assert (games[2].headers["FEN"], games[2].headers["Result"]) == (BACK, "0-1")
-    assert talk("go", pgn=str(tmp_path / "no" / "folder.pgn"))[-1].startswith("info string pgn=")
+    *_, told, best = talk("go", pgn=str(tmp_path / "no" / "folder.pgn"))
+    assert told.startswith("info string pgn=")
+    assert best.startswith("bestmove ")
+
+
+def test_a_game_is_in_the_file_as_far_as_it_is_known_while_it_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "games.pgn"
+    path.write_bytes(b'[Event "mine \xe9"]\n\n1. e4 *\n\n')
+    mating = "position startpos moves f2f3 e7e5 g2g4"
+    seen: list[list[str]] = []
+
+    def lines() -> Iterator[str]:
+        for line in (
+            "position startpos", "go", "position startpos moves f2f3 e7e5", "go", "go", f"{mating} d8h4", "ucinewgame",
+            "position startpos moves e2e4 e7e5", "go infinite", "position startpos moves e2e4 e7e5",
+        ):  # fmt: skip
+            yield line
+            text = path.read_bytes()
+            assert text.startswith(b'[Event "mine \xe9"]\n\n1. e4 *\n\n'), "what was there stays to the byte"
+            games = read_games(path)[1:]
+            seen.append([" ".join(move.uci() for move in game.mainline_moves()) for game in games])
+            assert [path.name for path in tmp_path.iterdir()] == ["games.pgn"]
+        raise KeyboardInterrupt  # killed
+
+    player = Scripted(" B: f2f3")
+    engine = Engine(name="test", settings=replace(SETTINGS, pgn=str(path)), load=lambda: player, out=io.StringIO())
+    said = lines()
+    with pytest.raises(KeyboardInterrupt):
+        engine.run(turn(player, said))
+    lost = "f2f3 e7e5 g2g4 d8h4"
+    assert seen == [
+        [], ["f2f3"], ["f2f3 e7e5"], ["f2f3 e7e5 g2g4"], ["f2f3 e7e5 g2g4"], [lost], [lost], [lost],
+        [lost, "e2e4 e7e5 g2g4"], [lost, "e2e4 e7e5 g2g4"],
+    ]  # fmt: skip
+    assert [game.headers["Result"] for game in read_games(path)] == ["*", "0-1", "*"]
+
+
+def turn(player: Scripted, lines: Iterator[str]) -> Iterator[str]:
+    """The lines; from the third on the player says g2g4."""
+    for number, line in enumerate(lines):
+        if number == 2:
+            player.text = " B: g2g4"
+        yield line
+
+
+def test_two_engines_share_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "games.pgn"
+    engines = [
+        Engine(name=name, settings=replace(SETTINGS, pgn=str(path)), load=Scripted, out=io.StringIO())
+        for name in ("one", "two")
+    ]
+    moves: list[str] = []
+    for ply in range(4):
+        player = engines[ply % 2]
+        player.run([f"position startpos moves {' '.join(moves)}", "go"])
+        moves.append(player.game.peek().uci())  # type: ignore[union-attr]
+    games = read_games(path)
+    assert [(game.headers["White"], game.headers["Black"]) for game in games] == [("one", "?"), ("?", "two")]
+    assert [len(list(game.mainline_moves())) for game in games] == [3, 4]
 
 
 def command(*typed: str) -> list[str]:

@@ -14,6 +14,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from rookexp.models.kv_cache import KVCache
+from rookexp.models.packed import packing, with_packed_layers
+
 
 @dataclass(frozen=True, slots=True)
 class GPT2Config:
@@ -30,82 +33,6 @@ class GPT2Config:
     def head_dim(self) -> int:
         """Width of one attention head."""
         return self.n_embd // self.n_head
-
-
-class KVCache:
-    """Keys and values of P prompts, held once each, and of the tokens that N rows, a group a prompt, have added since.
-
-    All rows add their tokens in step, so the added part is never ragged: no mask, no scattered writes. Kept and
-    attended in fp32: scores rounded to bf16 part the sampler from the training forward.
-    """
-
-    def __init__(
-        self,
-        prompt_keys: Float[Tensor, "l p h s w"],
-        prompt_values: Float[Tensor, "l p h s w"],
-        lengths: Int[Tensor, " p"],
-        group_size: int,
-        capacity: int,
-    ) -> None:
-        layers, prompts, heads, size, width = prompt_keys.shape
-        self.prompt_keys = prompt_keys
-        self.prompt_values = prompt_values
-        self.lengths = lengths  # (P,) tokens of each prompt
-        padding = torch.arange(size, device=lengths.device) >= lengths[:, None]
-        self.bias = prompt_keys.new_zeros(prompts, 1, 1, size).masked_fill_(padding[:, None, None], -torch.inf)
-        self.keys = prompt_keys.new_empty(layers, prompts * group_size, heads, capacity, width)
-        self.values = torch.empty_like(self.keys)
-        self.added = 0  # tokens that each row has added
-        self._assign(torch.arange(prompts, device=lengths.device).repeat_interleave(group_size))
-
-    @property
-    def positions(self) -> Int[Tensor, " n"]:
-        """The column of each row's next token."""
-        return self.lengths[self.owner] + self.added
-
-    def keep(self, rows: Int[Tensor, " n"]) -> None:
-        """Drops all rows but these, given in ascending order, and the prompts that no row continues."""
-
-        def kept(x: Tensor) -> Tensor:
-            new = x.new_empty(len(x), len(rows), *x.shape[2:])
-            new[..., : self.added, :] = x[:, rows, :, : self.added]
-            return new
-
-        self.keys, self.values = kept(self.keys), kept(self.values)
-        prompts, owner = self.owner[rows].unique(return_inverse=True)
-        self.prompt_keys, self.prompt_values = self.prompt_keys[:, prompts], self.prompt_values[:, prompts]
-        self.lengths, self.bias = self.lengths[prompts], self.bias[prompts]
-        self._assign(owner)
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "n h 1 w"]:
-        """The heads' values of one more token a row from its (N, H, 1, D/H) query, key and value; caches the latter."""
-        self.keys[layer, :, :, self.added] = k[:, :, 0]
-        self.values[layer, :, :, self.added] = v[:, :, 0]
-        keys, values = (x[layer, :, :, : self.added + 1] for x in (self.keys, self.values))  # (N, H, A, D/H)
-        query = q.float() * q.shape[-1] ** -0.5
-        with torch.autocast(q.device.type, enabled=False):
-            on_prompt = self._apart(self._together(query) @ self.prompt_keys[layer].transpose(2, 3) + self.bias)
-            weights = torch.cat((on_prompt, query @ keys.transpose(2, 3)), -1).softmax(-1)  # (N, H, 1, S + A)
-            on_prompt, on_added = weights.split((on_prompt.shape[3], keys.shape[2]), -1)
-            out = self._apart(self._together(on_prompt) @ self.prompt_values[layer]) + on_added @ values
-        return out.to(q.dtype)
-
-    def _assign(self, owner: Int[Tensor, " n"]) -> None:
-        """Row n continues prompt owner[n]; rows are sorted by prompt."""
-        counts = owner.bincount()
-        first = counts.cumsum(0) - counts
-        self.owner = owner
-        self.place = torch.arange(len(owner), device=owner.device) - first[owner]  # (N,) of a row in its group
-        places = torch.arange(int(counts.max()), device=owner.device)
-        self.members = (first[:, None] + places).clamp(max=len(owner) - 1)  # (P, G); a short group ends in strangers
-
-    def _together(self, x: Float[Tensor, "n h 1 k"]) -> Float[Tensor, "p h g k"]:
-        """The rows side by side under their prompts, so that one product serves a whole group."""
-        return x[self.members, :, 0].transpose(1, 2)
-
-    def _apart(self, x: Float[Tensor, "p h g k"]) -> Float[Tensor, "n h 1 k"]:
-        """The rows one by one again."""
-        return x[self.owner, :, self.place][:, :, None]
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Float[Tensor, "n h t w"]:
@@ -168,6 +95,7 @@ class GPT2(nn.Module):
         blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.blocks = cast("Sequence[Block]", blocks)  # what iterating gives, which ModuleList's type does not tell
         self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        self.packed_head: nn.Module | None = None  # computes the logits in a copy for decoding
 
     @property
     def head_weight(self) -> Float[Tensor, "v d"]:
@@ -231,7 +159,18 @@ class GPT2(nn.Module):
 
     def logits(self, hidden: Float[Tensor, "*n d"]) -> Float[Tensor, "*n v"]:
         """Logits over the vocabulary."""
-        return F.linear(hidden, self.head_weight)
+        head = self.packed_head
+        logits: Tensor = F.linear(hidden, self.head_weight) if head is None else head(hidden)
+        return logits
+
+    def packed(self) -> GPT2:
+        """A copy for decoding many tokens while the weights stay as they are; this model where that is no faster."""
+        pack = packing(self.head_weight)
+        if pack is None:
+            return self
+        twin = cast("GPT2", with_packed_layers(self, pack))
+        twin.packed_head = pack(self.head_weight, None)
+        return twin
 
     def prefill(
         self, tokens: Int[Tensor, "p t"], lengths: Int[Tensor, " p"], group_size: int, capacity: int
@@ -259,3 +198,13 @@ class GPT2(nn.Module):
             x = block.finish(x, joined(cache.attend(layer, *block.qkv(x))))
         cache.added += 1
         return self.ln_f(x[:, 0])
+
+    def decode_ahead(self, tokens: Int[Tensor, "n m"], cache: KVCache) -> Float[Tensor, "n m d"]:
+        """The hidden states after M more tokens a row, of which `cache.advance` then says how many stay."""
+        ahead = torch.arange(tokens.shape[1], device=tokens.device)
+        columns = cache.positions[:, None] + ahead  # (N, M)
+        slots = columns - cache.lengths[cache.owner, None]
+        x = self.wte(tokens) + self.wpe(columns.clamp(max=self.config.n_positions - 1))
+        for layer, block in enumerate(self.blocks):
+            x = block.finish(x, joined(cache.attend_ahead(layer, *block.qkv(x), slots)))
+        return self.ln_f(x)

@@ -17,7 +17,8 @@ def rollout_metrics(rollouts: Rollouts, scores: Scores, rewards: Float[Tensor, "
     reward/std is over all completions (N - 1). frac_reward_zero_std is the share of dead groups, whose rewards are all
     equal; frac_groups_all_best and frac_groups_all_worst are the shares of those at the step's highest and at its
     lowest reward, as far as the two differ. completions/identical_frac is the share of completions that another one of
-    their group repeats; completions/truncated_frac the share without an end-of-text. With several tasks
+    their group repeats; completions/truncated_frac the share without an end-of-text. completions/tokens_per_forward is
+    1 without lookup. With several tasks
     reward/mean_<task> is each one's.
     """
     dead = rewards.amax(1) == rewards.amin(1)  # (P,)
@@ -35,6 +36,7 @@ def rollout_metrics(rollouts: Rollouts, scores: Scores, rewards: Float[Tensor, "
         "completions/mean_length": rollouts.mask.sum(1).float().mean(),
         "completions/truncated_frac": rollouts.truncated.float().mean(),
         "completions/identical_frac": repeated / len(rollouts.texts),
+        "completions/tokens_per_forward": rollouts.mask.sum() / rollouts.forwards.sum(),
     }
     values |= {f"reward/{name}": part.nanmean() for name, part in scores.parts.items()}
     tasks = [prompt.task for prompt in rollouts.prompts]

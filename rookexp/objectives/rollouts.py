@@ -117,6 +117,7 @@ class RolloutSource:
             logprobs=samples.logprobs,
             temperature=temperatures.repeat_interleave(self.group_size),
             truncated=samples.truncated,
+            forwards=samples.forwards,
             prompts=tuple(prompts),
             texts=completion_texts(samples, self.tokenizer),
             group_size=self.group_size,
@@ -174,6 +175,7 @@ def with_groups(
         mask=put(rollouts.mask, new.mask, 0),
         logprobs=put(rollouts.logprobs, new.logprobs, 0),
         truncated=put(rollouts.truncated, new.truncated, 0),
+        forwards=put(rollouts.forwards, new.forwards, 0),
         texts=tuple(texts),
     )
     absent = torch.full_like(new_scores.rewards, math.nan)  # a part of a task of which nothing was asked again

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import chess
+import numpy as np
 
 from rookexp import chess_text
 from rookexp.chess_text import DRAWN, FAILED, ONGOING, WON, EnvironmentAnswer
 from rookexp.errors import DataError
-from rookexp.tasks.figures import Estimate, Figure, Figures, Tally
+from rookexp.statistics import Values
+from rookexp.tasks.figures import Figure, Figures, Tally, bootstrapped
 
 PLY_BUCKETS = (
     (1, "ply 1"),
@@ -22,6 +24,7 @@ PLY_BUCKETS = (
     (30, "plies 11-30"),
     (math.inf, "plies 31+"),
 )
+Array = np.ndarray[Any, Any]
 ILLEGAL = "illegal"
 LEGALITIES: tuple[Literal["legacy", "strict"], ...] = ("legacy", "strict")
 SLICES = (
@@ -49,7 +52,8 @@ def environment_figures(documents: Sequence[str], completions: Iterable[str]) ->
     `exact` asks all six fields of the FEN. A ply is that of the move asked, counted from the start of the game by the
     FEN; a move belongs to every type that it has, if it is legal. The class is reward and both flags together;
     `made by the move` leaves out positions that were over before it. Answering the commonest value always is the
-    baseline that stands beside accuracies; the macro figures are unweighted means over the classes that occur.
+    baseline that stands beside accuracies; the macro figures are unweighted means over the classes that occur, with
+    bootstrap intervals over the documents.
 
     To illegal moves, the published data and the rules of chess answer differently (see `chess_text.transition`), and
     what the model says is set beside each oracle: all of it, and by what is wrong with the move.
@@ -143,21 +147,38 @@ def _slices(board: chess.Board, uci: str) -> list[str]:
 
 
 def _summary(confusion: Counter[tuple[str, str | None]]) -> Figures:
-    """Over all classes; `confusion` counts (gold, given) pairs."""
-    gold: Counter[str] = Counter()
-    given: Counter[str | None] = Counter()
-    for (true, said), count in confusion.items():
-        gold[true] += count
-        given[said] += count
-    if not gold:
+    """Over all classes; `confusion` counts (gold, given) pairs.
+
+    A resample of the documents that lacks a class says nothing of it: its macro figures are means over the others.
+    """
+    if not confusion:
         return {}
-    total = sum(gold.values())
-    commonest, most = gold.most_common(1)[0]
-    recalls = [confusion[kind, kind] / count for kind, count in gold.items()]
-    f1 = [2 * confusion[kind, kind] / (count + given[kind]) for kind, count in gold.items()]
+    kinds = list(dict.fromkeys(gold for gold, _ in confusion))
+    said = [*kinds, *dict.fromkeys(given for _, given in confusion if given not in kinds)]
+    codes = [
+        float(kinds.index(gold) * len(said) + said.index(given))
+        for (gold, given), count in confusion.items()
+        for _ in range(count)
+    ]
+
+    def counts(sample: Values) -> tuple[Array, Array, Array]:
+        """Documents of each class that occurs, answers that say it, and those that say it rightly."""
+        table = np.bincount(np.asarray(sample, int), minlength=len(kinds) * len(said)).reshape(len(kinds), len(said))
+        occurs = table.any(1)
+        return table.sum(1)[occurs], table.sum(0)[: len(kinds)][occurs], table.diagonal()[occurs]
+
+    def recall(sample: Values) -> float:
+        gold, _, right = counts(sample)
+        return float(np.mean(right / gold))
+
+    def f1(sample: Values) -> float:
+        gold, given, right = counts(sample)
+        return float(np.mean(2 * right / (gold + given)))
+
+    gold, _, right = counts(codes)
     return {
-        "outcome right": Figure(sum(confusion[kind, kind] for kind in gold), total),
-        f"outcome right, were it always {commonest}": Figure(most, total),
-        "outcome, macro recall": Estimate(math.fsum(recalls) / len(recalls), None, total),
-        "outcome, macro F1": Estimate(math.fsum(f1) / len(f1), None, total),
+        "outcome right": Figure(int(right.sum()), len(codes)),
+        f"outcome right, were it always {kinds[int(gold.argmax())]}": Figure(int(gold.max()), len(codes)),
+        "outcome, macro recall": bootstrapped(codes, recall),
+        "outcome, macro F1": bootstrapped(codes, f1),
     }

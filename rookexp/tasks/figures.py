@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -126,12 +126,18 @@ def median_of(values: Sequence[float]) -> Estimate:
     return Estimate(middle, (y[cut - 1], y[n - cut]) if cut else None, n, "median")
 
 
-def bootstrapped(values: Sequence[float]) -> Estimate:
-    """The mean of values that are far from normal, with its percentile bootstrap interval, the same at every call.
+def average(values: statistics.Values) -> float:
+    """The mean of at least one value."""
+    return float(np.mean(values))
 
-    Values that are all the same say nothing about their spread: there is no interval then.
+
+def bootstrapped(values: Sequence[float], statistic: Callable[[statistics.Values], float] = average) -> Estimate:
+    """A statistic, by default the mean, with its percentile bootstrap interval, the same at every call.
+
+    For values that are far from normal, and statistics without a formula. Where every resample gives the same, as of
+    values that are all the same, these say nothing about their spread: there is no interval then.
     """
-    found = statistics.bootstrap(values, lambda sample: float(np.mean(sample)))
+    found = statistics.bootstrap(values, statistic)
     return Estimate(found.value, (found.low, found.high) if found.low < found.high else None, len(values))
 
 

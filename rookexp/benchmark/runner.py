@@ -1,0 +1,162 @@
+"""The order in which things are measured."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rookexp import run_info
+from rookexp.benchmark import default_run, report, settings, tables, workload
+from rookexp.benchmark.roofline import Machine
+from rookexp.benchmark.settings import Bench
+from rookexp.benchmark.sides import Figures, Side, interleaved
+
+LABELS = {"trl_default": "TRL, default", "trl_fastest": "TRL, fastest setting"}
+RAW = "bench.json"
+
+
+class Runner:
+    """Measures what is asked, says each table when it is there, and keeps all figures in the run folder."""
+
+    def __init__(self, asked: Bench, config: Mapping[str, Any], folder: Path, tell: Callable[[str], None]) -> None:
+        self.asked = asked
+        self.config = config
+        self.folder = folder.resolve()
+        self.tell = tell
+        self.turns = asked.warmups + asked.repeats  # of each side
+        self.parts: list[str] = []  # of the section, in order
+        self.raw: list[dict[str, Any]] = []
+
+    def run(self) -> str:
+        """Measures everything; returns the run's section of the report."""
+        with self.side("machine", "machine", "machine", config=self.config) as side:
+            self.tell("measuring the machine")
+            self.machine = Machine(**side.turn())
+        self.show("### Machine", tables.machine_table(self.machine))
+        for size in self.asked.sizes:
+            for part in ("step", "decode", "scaling"):
+                if part in self.asked.parts:
+                    self.tell(f"{part}, {size}")
+                    self.measure(part, size)
+        if "train" in self.asked.parts:
+            self.tell("train: python -m rookexp.train, whole")
+            self.show("### The default run", default_run.timed(self.folder / "train", ()))
+        return report.heading(self.machine) + "\n\n" + "\n\n".join(self.parts) + "\n"
+
+    def measure(self, part: str, size: str) -> None:
+        """One part of one size, whose workload is made for it and removed after it."""
+        asked, per_step = self.asked, self.config["grpo"]["prompts_per_step"]
+        prompts = {
+            "step": per_step * self.turns,
+            "decode": max([shape(rows)[0] for rows in asked.batches], default=1),
+            "scaling": max(asked.scaling_rows) * self.turns,
+        }
+        model = self.folder / f"{part}-{size}" / "model"
+        lengths = workload.make(
+            model,
+            size,
+            prompts=prompts[part],
+            lengths=asked.prompt_tokens,
+            end_rate=asked.end_rate,
+            seed=asked.seed,
+        )
+        try:
+            getattr(self, part)(size, model, lengths)
+        finally:
+            shutil.rmtree(model)
+
+    def step(self, size: str, model: Path, lengths: Sequence[int]) -> None:
+        """Our step and TRL's; of TRL's settings one at a time is in memory."""
+        asked, grpo, beta = self.asked, self.config["grpo"], self.config["kl"].get("coef", 0.0)
+        folder, pairs = model.parent.name, []
+
+        def told(steps: int) -> dict[str, Any]:
+            return {"workload": str(model), "config": settings.training(self.config, model, steps=steps)}
+
+        with self.side(
+            "rookexp", "rookexp", f"{folder}/rookexp", **told(self.turns * max(1, len(asked.against)))
+        ) as ours:
+            for setting in asked.against:
+                self.tell(f"  starting {LABELS[setting]}")
+                theirs = self.side(setting, LABELS[setting], f"{folder}/{setting}", setting=setting, **told(self.turns))
+                with theirs:
+                    pairs += self.take_turns([ours, theirs])
+            if not asked.against:
+                pairs += self.take_turns([ours])
+        self.keep("step", size, [{**side.about, "label": side.label, "turns": turns} for side, turns in pairs])
+        prompt_tokens = sum(lengths) / self.turns
+        config = workload.config_of(size)
+        self.show(
+            f"### Step, {tables.described(size, config)}",
+            f"{grpo['prompts_per_step']} prompts x {grpo['group_size']} completions of at most "
+            f"{grpo['max_new_tokens']} tokens, prompts of {min(lengths)}-{max(lengths)} tokens (mean "
+            f"{sum(lengths) / len(lengths):.0f}), beta {beta:g}; medians of {asked.repeats} turns after "
+            f"{asked.warmups}, in brackets the least and the most.",
+            tables.step_table(pairs, config, self.machine, prompt_tokens=prompt_tokens, reference=bool(beta)),
+            *(["\n".join(tables.ratio_lines(pairs, self.machine))] if asked.against else []),
+        )
+
+    def decode(self, size: str, model: Path, lengths: Sequence[int]) -> None:
+        """Decoding alone, in fp32 and, where that is faster here, in bf16."""
+        new_tokens, folder, rows = self.config["grpo"]["max_new_tokens"], model.parent.name, []
+        for precision in dict.fromkeys(("fp32", self.machine.precision)):
+            told = {"workload": str(model), "config": self.config, "precision": precision, "new_tokens": new_tokens}
+            theirs = self.side("generate", "transformers.generate", f"{folder}/generate-{precision}", **told)
+            with theirs, self.side("sample", "rookexp", f"{folder}/rookexp-{precision}", **told) as ours:
+                for batch in self.asked.batches:
+                    prompts, group = shape(batch)
+                    self.tell(f"  {batch} rows, {precision}")
+                    (_, theirs_s), (_, ours_s) = self.take_turns([theirs, ours], prompts=prompts, group=group)
+                    rows.append((batch, precision, theirs_s, ours_s))
+        names = ("rows", "dtype", "generate", "rookexp")
+        self.keep("decode", size, [dict(zip(names, row, strict=True)) for row in rows])
+        config = workload.config_of(size)
+        title = f"### Decoding alone, {tables.described(size, config)}, {new_tokens} new tokens"
+        self.show(title, tables.decode_table(rows, config, self.machine, new_tokens))
+
+    def scaling(self, size: str, model: Path, lengths: Sequence[int]) -> None:
+        """Our step with more rows, and with longer completions."""
+        asked, group, found = self.asked, self.config["grpo"]["group_size"], []
+        cells = [(rows, asked.scaling_tokens[0]) for rows in asked.scaling_rows]
+        cells += [(asked.scaling_rows[0], tokens) for tokens in asked.scaling_tokens[1:]]
+        for rows, tokens in cells:
+            self.tell(f"  {rows} rows, {tokens} new tokens")
+            told = settings.training(
+                self.config, model, steps=self.turns, prompts_per_step=rows // group, max_new_tokens=tokens
+            )
+            with self.side("rookexp", "rookexp", f"{model.parent.name}/{rows}x{tokens}", config=told) as side:
+                found.append((rows, tokens, self.take_turns([side])[0][1]))
+        self.keep("scaling", size, [dict(zip(("rows", "tokens", "turns"), cell, strict=True)) for cell in found])
+        title = f"### Scaling of our step, {tables.described(size, workload.config_of(size))}"
+        self.show(title, tables.scaling_table(found))
+
+    def side(self, kind: str, label: str, name: str, **told: Any) -> Side:
+        """A side with a folder of its own."""
+        return Side(kind, label, self.folder / name, **told)
+
+    def take_turns(self, sides: Sequence[Side], **asked: Any) -> list[tuple[Side, list[Figures]]]:
+        """Each side with what is measured of it."""
+        warmups, repeats = self.asked.warmups, self.asked.repeats
+        found = interleaved(sides, warmups=warmups, repeats=repeats, tell=self.tell, asked=asked)
+        return list(zip(sides, found, strict=True))
+
+    def keep(self, part: str, size: str, figures: Sequence[Any]) -> None:
+        """Writes all figures so far."""
+        self.raw.append({"part": part, "size": size, "figures": figures})
+        run_info.write_atomic(self.folder / RAW, json.dumps(self.raw, indent=1) + "\n")
+
+    def show(self, *paragraphs: str) -> None:
+        """A part of the section, said and kept."""
+        text = "\n\n".join(paragraphs)
+        self.tell(f"\n{text}\n")
+        self.parts.append(text)
+
+
+def shape(rows: int) -> tuple[int, int]:
+    """Prompts and completions of each that make so many rows: the largest group that is at most its square root."""
+    group = next(size for size in range(math.isqrt(rows), 0, -1) if rows % size == 0)
+    return rows // group, group

@@ -1,0 +1,126 @@
+"""The keys of conf/bench.yaml, what is refused of them, and what a side is told."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Len, Lt, MinLen
+
+from rookexp import build, check
+from rookexp.errors import ConfigError
+
+GROUPS = ("grpo", "loss", "baseline", "kl", "reference", "optim", "hardware")
+COMPARED = ("trl", "transformers", "accelerate", "datasets")  # packages of the extra `bench`
+# What TRL's GRPOTrainer computes too, with the settings that `theirs.step` hands on.
+MIRRORED = {
+    "loss._target_": ("rookexp.losses.Clip",),
+    "baseline._target_": ("rookexp.baselines.GroupMean",),
+    "baseline.std": ("sample",),
+    "kl._target_": ("rookexp.coefficients.FixedKL", "rookexp.coefficients.NoKL"),
+    "reference._target_": ("rookexp.reference.Never",),
+    "optim._target_": ("rookexp.optim.AdamW",),
+    "optim.schedule._target_": ("rookexp.schedule.Constant",),
+    "optim.schedule.warmup_steps": (0,),
+    "grpo.kl_type": ("ratio_k3",),
+    "grpo.kl_placement": ("loss",),
+    "grpo.aggregation": ("token_mean",),
+    "grpo.entropy_coef": (0.0,),
+    "grpo.advantage_clip": (None,),
+    "grpo.dead_groups": ("kept",),
+    "grpo.truncated": ("kept",),
+    "grpo.overlong_buffer": (None,),
+    "grpo.inner_epochs": (1,),
+    "grpo.minibatches": (1,),
+    "grpo.top_k": (None,),
+    "grpo.top_p": (None,),
+}
+FAR = 10**9  # steps: never
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """The keys at the top of conf/bench.yaml that belong to no group."""
+
+    task_name: Annotated[str, MinLen(1)]  # first part of the run folder
+    sizes: Annotated[Sequence[Literal["tiny", "1m", "nano", "4m", "124m"]], MinLen(1)]  # models
+    parts: Annotated[Sequence[Literal["step", "decode", "scaling", "train"]], MinLen(1)]  # what is measured
+    against: Sequence[Literal["trl_default", "trl_fastest"]]  # what a step is compared with
+    repeats: Annotated[int, Ge(1)]  # measured turns
+    warmups: Annotated[int, Ge(0)]  # turns before them
+    batches: Sequence[Annotated[int, Ge(1)]]  # rows of a decoded batch
+    scaling_rows: Annotated[Sequence[Annotated[int, Ge(1)]], MinLen(1)]  # rows of a step
+    scaling_tokens: Annotated[Sequence[Annotated[int, Ge(1)]], MinLen(1)]  # new tokens of a step
+    prompt_tokens: Annotated[Sequence[Annotated[int, Ge(1)]], Len(2, 2)]  # shortest and longest prompt
+    end_rate: Annotated[float, Ge(0), Lt(1)]  # chance that a token ends its completion
+    seed: Annotated[int, Ge(0)]  # of weights, prompts and draws
+    report: Annotated[str, MinLen(1)] | None  # the file that is added to
+
+
+def checked(config: Mapping[str, Any]) -> Bench:
+    """The keys that belong to no group.
+
+    Raises: ConfigError for a key or value that is not allowed, for what TRL is asked to do and does not, and for a
+    package that is not here.
+    """
+    asked = Bench(**build.check_groups(config, GROUPS, Bench))
+    shortest, longest = asked.prompt_tokens
+    if shortest > longest:
+        raise check.refusal("prompt_tokens", list(asked.prompt_tokens), "allowed: the shorter number first")
+    build.check_rows(config["grpo"])
+    group = config["grpo"]["group_size"]
+    if "scaling" in asked.parts and any(rows % group for rows in asked.scaling_rows):
+        allowed = f"allowed: multiples of grpo.group_size={group}"
+        raise check.refusal("scaling_rows", list(asked.scaling_rows), allowed)
+    compares = "step" in asked.parts and asked.against
+    if compares:
+        refuse_what_trl_lacks(config)
+    if compares or "decode" in asked.parts:
+        missing = [name for name in COMPARED if importlib.util.find_spec(name) is None]
+        if missing:
+            raise ConfigError(
+                f"{', '.join(missing)}: not installed; type `pip install 'rookexp[bench]'`, or measure rookexp alone "
+                "with parts=[step,scaling,train] against=[]"
+            )
+    return asked
+
+
+def refuse_what_trl_lacks(config: Mapping[str, Any]) -> None:
+    """Raises: ConfigError for a setting with which the two sides would not do the same work."""
+    for key, allowed in MIRRORED.items():
+        value: Any = config
+        for name in key.split("."):
+            value = value[name]
+        if value not in allowed:
+            words = " or ".join("null" if word is None else str(word) for word in allowed)
+            raise check.refusal(key, value, f"TRL's side has no such setting; allowed: {words}, or against=[]")
+
+
+def training(config: Mapping[str, Any], workload: Path, *, steps: int, **grpo: int) -> dict[str, Any]:
+    """The configuration of a training on a workload, as conf/config.yaml would have it; `grpo` changes that group."""
+    group = {**config["grpo"], **grpo}
+    pretrained = {"_target_": "rookexp.policies.pretrained", "path": str(workload), "revision": None}
+    asked = {"_target_": "rookexp.benchmark.workload.Words", "_partial_": True, "folder": str(workload)}
+    greedy = {"_target_": "rookexp.evaluation.Greedy", "_partial_": True, "positions": None, "every": FAR}
+    return {
+        **{name: config[name] for name in GROUPS},
+        "grpo": group,
+        "model": {**pretrained, "parameters": None},
+        "task": {**asked, "prompts": group["prompts_per_step"]},
+        "reward": {"_target_": "rookexp.benchmark.workload.EvenShare"},
+        "eval": {**greedy, "max_new_tokens": group["max_new_tokens"]},
+        "track": {"jsonl": {"_target_": "rookexp.track.JsonlTracker", "_partial_": True}},
+        "seed": config["seed"],
+        "task_name": config["task_name"],
+        "steps": steps,
+        "save_every": FAR,
+        "keep_checkpoints": 1,
+        "diagnose_every": None,
+        "resume": None,
+        "verdict": "off",
+        "doctor": "off",
+        "dry_run": False,
+    }

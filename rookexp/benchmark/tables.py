@@ -1,0 +1,129 @@
+"""The results as Markdown: plain columns, medians, and in brackets the least and the most."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from rookexp.benchmark.roofline import Machine, block_weights, decode_floor_s, step_flop
+from rookexp.benchmark.sides import Figures, Side
+from rookexp.benchmark.turns import PHASES
+from rookexp.models.gpt2 import GPT2Config
+
+MB = 1e6
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def median(figures: Sequence[Figures], name: str) -> float:
+    """The median of a figure over the turns."""
+    return float(statistics.median(turn[name] for turn in figures))
+
+
+def described(size: str, config: GPT2Config) -> str:
+    """A size in words."""
+    embeddings = (config.vocab_size + config.n_positions) * config.n_embd
+    millions = (block_weights(config) + embeddings) / 1e6
+    return f"{size}: {config.n_layer} x {config.n_embd}, vocabulary {config.vocab_size}, {millions:.2f} M parameters"
+
+
+def machine_table(machine: Machine) -> str:
+    """The roofline."""
+    rows = [
+        ["copy, GB/s", f"{machine.copy_gb_s:.1f}"],
+        ["product of one row, GB/s of weights", f"{machine.weights_gb_s:.1f}"],
+        *([f"best product, {name}, GFLOP/s", f"{rate:.0f}"] for name, rate in machine.gflop_s.items()),
+    ]
+    return table(["measured limit", "all threads"], rows)
+
+
+def step_table(
+    pairs: Sequence[tuple[Side, Sequence[Figures]]],
+    config: GPT2Config,
+    machine: Machine,
+    *,
+    prompt_tokens: float,
+    reference: bool,
+) -> str:
+    """A row a side and pair: the step, its phases, tokens, memory, and the share of the roofline."""
+    head = ["side", "dtype", "step s", *(f"{name} s" for name in PHASES), "other s"]
+    head += ["completion tokens", "tokens/s", "peak MB", "of it imports", "floor s", "share of roofline"]
+    rows = []
+    for side, figures in pairs:
+        seconds, tokens = median(figures, "seconds"), median(figures, "tokens")
+        phases = [median(figures, name) for name in PHASES]
+        flop = step_flop(config, prompt_tokens=prompt_tokens, completion_tokens=tokens, reference=reference)
+        floor = flop / machine.best_gflop_s / 1e9
+        rows.append(
+            [
+                side.label,
+                side.about["precision"],
+                spread(figures, "seconds"),
+                *(f"{phase:.3f}" for phase in phases),
+                f"{max(0.0, seconds - sum(phases)):.3f}",
+                f"{tokens:.0f}",
+                f"{rate(figures):.0f}",
+                f"{max(turn['peak_bytes'] for turn in figures) / MB:.0f}",
+                f"{side.about['imported_bytes'] / MB:.0f}",
+                f"{floor:.3f}",
+                f"{floor / seconds:.0%}",
+            ]
+        )
+    return table(head, rows)
+
+
+def ratio_lines(pairs: Sequence[tuple[Side, Sequence[Figures]]], machine: Machine) -> list[str]:
+    """For each (ours, theirs) in turn: how many times faster, and the share of the memory; and what makes it unfair."""
+    lines = []
+    for (_, ours), (side, theirs) in zip(pairs[::2], pairs[1::2], strict=True):
+        faster = median(theirs, "seconds") / median(ours, "seconds")
+        memory = max(t["peak_bytes"] for t in ours) / max(t["peak_bytes"] for t in theirs)
+        emulated = side.about["precision"] == "bf16" != machine.precision
+        unfair = "; it computes in bf16, which is slow on this machine: the ratio says little" if emulated else ""
+        lines.append(f"- against {side.label}: **{faster:.2f}x** as fast, {memory:.2f}x the peak memory{unfair}")
+    return lines
+
+
+def decode_table(
+    batches: Sequence[tuple[int, str, Sequence[Figures], Sequence[Figures]]],
+    config: GPT2Config,
+    machine: Machine,
+    new_tokens: int,
+) -> str:
+    """A row a batch and dtype: tokens a second of both, and their shares of the roofline."""
+    head = ["rows", "dtype", "generate tokens/s", "rookexp tokens/s", "ratio", "floor tokens/s"]
+    head += ["generate's share", "rookexp's share"]
+    rows = []
+    for batch, precision, theirs, ours in batches:
+        rates = [rate(theirs), rate(ours)]
+        floor_s = decode_floor_s(config, machine, rows=batch, tokens=new_tokens, precision=precision)
+        most = batch * new_tokens / floor_s
+        cells = [str(batch), precision, *(f"{found:.0f}" for found in rates), f"{rates[1] / rates[0]:.2f}x"]
+        rows.append([*cells, f"{most:.0f}", *(f"{found / most:.0%}" for found in rates)])
+    return table(head, rows)
+
+
+def scaling_table(found: Sequence[tuple[int, int, Sequence[Figures]]]) -> str:
+    """A row a workload: time per completion token, and its ratio to the first."""
+    head = ["rows", "new tokens", "step s", "us a completion token", "against the first"]
+    times = [1e6 / rate(turns) for *_, turns in found]
+    rows = [
+        [str(rows), str(tokens), spread(turns, "seconds"), f"{us:.0f}", f"{us / times[0]:.2f}x"]
+        for (rows, tokens, turns), us in zip(found, times, strict=True)
+    ]
+    return table(head, rows)
+
+
+def rate(figures: Sequence[Figures]) -> float:
+    """The median of completion tokens a second."""
+    return float(statistics.median(turn["tokens"] / turn["seconds"] for turn in figures))
+
+
+def spread(figures: Sequence[Figures], name: str) -> str:
+    """Median, least and most."""
+    values = [turn[name] for turn in figures]
+    return f"{statistics.median(values):.3f} ({min(values):.3f}..{max(values):.3f})"

@@ -1,0 +1,77 @@
+"""From logits to tokens: temperature, top-k, top-p and the inverse of the cumulative distribution."""
+
+from __future__ import annotations
+
+from math import isqrt
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+def draw(
+    logits: Float[Tensor, "n v"],
+    uniforms: Float[Tensor, " n"],
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+) -> tuple[Int[Tensor, " n"], Float[Tensor, " n"]]:
+    """A token of each row and its log-prob in nats over the whole vocabulary; at temperature 0 the likeliest token."""
+    logits = logits.float()
+    if temperature > 0:
+        logits = logits / temperature
+    normaliser = logits.logsumexp(-1, keepdim=True)
+    if temperature > 0:
+        tokens = inverse_cdf((filtered(logits, top_k, top_p) - normaliser).exp_(), uniforms)
+    else:
+        tokens = logits.max(-1).indices  # twice as fast as argmax on a CPU
+    return tokens, (logits.gather(1, tokens[:, None]) - normaliser)[:, 0]
+
+
+def filtered(logits: Float[Tensor, "n v"], top_k: int | None, top_p: float | None) -> Float[Tensor, "n v"]:
+    """`logits` with -inf outside the k most likely tokens, then outside the fewest of those with a share p of the mass.
+
+    Tokens tied with the last one kept are kept too, so the result does not hang on the order of a sort.
+    """
+    vocab = logits.shape[-1]
+    if top_k is not None and top_k < vocab:
+        logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -torch.inf)
+    if top_p is None or top_p >= 1:
+        return logits
+    normaliser = logits.logsumexp(-1, keepdim=True)
+    width = min(top_k or 64, vocab)
+    while True:  # a few tokens mostly hold the share; a full sort of the vocabulary is the last resort
+        values = logits.topk(width).values
+        mass = (values - normaliser).exp().cumsum(-1)
+        if width in (vocab, top_k) or bool((mass[:, -1] >= top_p).all()):
+            break
+        width = min(8 * width, vocab)
+    last = (mass < top_p).sum(-1, keepdim=True).clamp(max=width - 1)
+    return logits.masked_fill(logits < values.gather(1, last), -torch.inf)
+
+
+def inverse_cdf(weights: Float[Tensor, "n v"], uniforms: Float[Tensor, " n"]) -> Int[Tensor, " n"]:
+    """The token at which each row's cumulative weight exceeds its uniform's share of the total; never one of weight 0.
+
+    Finds a block of about sqrt(V) tokens first and the token inside it second: V cumulative sums are slower.
+    """
+    n, vocab = weights.shape
+    side = isqrt(vocab - 1) + 1
+    blocks = F.pad(weights, (0, side * side - vocab)).view(n, side, side)
+    block, inside = _exceeds(blocks.sum(-1), uniforms)
+    token, _ = _exceeds(blocks[torch.arange(n, device=block.device), block], inside)
+    return block * side + token
+
+
+def _exceeds(weights: Float[Tensor, "n m"], uniforms: Float[Tensor, " n"]) -> tuple[Tensor, Tensor]:
+    """Where the cumulative weight first exceeds the share `uniforms` of the total, and how far into it, 0..1."""
+    # Float sums: a share can round up to the total, and a parallel sum need not grow. With entries of weight zero taken
+    # out and the share held below the largest sum, some entry exceeds it, and that entry has a weight.
+    cumulative = weights.cumsum(-1).masked_fill_(weights <= 0, 0)
+    total = cumulative.amax(-1, keepdim=True)
+    share = torch.minimum(uniforms[:, None] * total, total.nextafter(torch.zeros_like(total)))
+    index = (cumulative > share).byte().argmax(-1, keepdim=True)
+    weight = weights.gather(1, index)
+    inside = 1 - (cumulative.gather(1, index) - share) / weight
+    return index[:, 0], inside.clamp(0, 1)[:, 0]

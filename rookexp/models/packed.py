@@ -1,0 +1,51 @@
+"""Linear layers for decoding on a CPU: the matrix laid out once, not in every product of a few rows."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+PACK_FROM = 2**18  # numbers in a matrix; a smaller one stays in the cache, where packing gains nothing
+ROWS = 32  # rows for which the layout is chosen; it serves any number
+
+
+class PackedLinear(nn.Module):
+    """`nn.Linear` from a copy of its weights: later changes to them do not reach it."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self.matrix: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().to(dtype), ROWS)
+        self.offset = None if bias is None else bias.detach().to(dtype)
+
+    def forward(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n k"]:
+        """x @ weight.T + bias."""
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.matrix, self.offset, "none", [], "")
+        return product
+
+
+def packing(weight: Tensor) -> Callable[[Tensor, Tensor | None], nn.Module] | None:
+    """What packs matrices like this one, in the dtype of the caller's autocast; None where the machine packs none."""
+    autocast = weight.device.type == "cpu" and torch.is_autocast_enabled("cpu")
+    dtype = torch.get_autocast_dtype("cpu") if autocast else weight.dtype
+    able = dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if weight.device.type != "cpu" or not able or not torch.backends.mkldnn.is_available():
+        return None
+    return lambda weight, bias: PackedLinear(weight, bias, dtype)
+
+
+def with_packed_layers(module: nn.Module, pack: Callable[[Tensor, Tensor | None], nn.Module]) -> nn.Module:
+    """A copy of `module` that shares its weights, but for those of its large linear layers, which are packed."""
+    twin = copy.copy(module)
+    twin._modules = {
+        name: pack(child.weight, child.bias)
+        if isinstance(child, nn.Linear) and child.weight.numel() > PACK_FROM
+        else with_packed_layers(child, pack)
+        for name, child in module._modules.items()
+        if child is not None
+    }
+    return twin

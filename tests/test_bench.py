@@ -1,0 +1,302 @@
+"""The bench: the same work for both sides, phases that add up, settings refused in one line, a report that grows."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import hydra
+import pytest
+import torch
+
+from rookexp import bench, build, composing, door, generate, policies
+from rookexp.benchmark import default_run, ours, report, roofline, settings, tables, theirs, workload
+from rookexp.benchmark.roofline import Machine
+from rookexp.benchmark.runner import Runner, shape
+from rookexp.benchmark.sides import Side
+from rookexp.benchmark.turns import PHASES, Stopwatch
+from rookexp.errors import ConfigError, RookexpError
+from rookexp.models.gpt2 import GPT2
+
+SMALL = (
+    "sizes=[tiny]", "warmups=0", "repeats=2", "batches=[4]", "scaling_rows=[4,8]", "scaling_tokens=[3,5]",
+    "prompt_tokens=[3,9]", "grpo.prompts_per_step=2", "grpo.group_size=4", "grpo.max_new_tokens=5", "hardware=cpu",
+    "hardware.threads=1", "hardware.precision=fp32", "report=null",
+)  # fmt: skip
+MACHINE = Machine(
+    name="a CPU", sets=("avx2",), cores=2, threads=2, memory_gib=8.0, precision="fp32",
+    copy_gb_s=10.0, weights_gb_s=8.0, gflop_s={"fp32": 50.0},
+)  # fmt: skip
+
+
+def composed(*overrides: str) -> dict[str, Any]:
+    door.register_resolvers()
+    with hydra.initialize_config_dir(str(composing.conf_dir()), **composing.version_base()):
+        return door.plain(hydra.compose("bench", [*SMALL, *overrides]))
+
+
+def made(folder: Path, **changes: Any) -> list[int]:
+    arguments: dict[str, Any] = {"prompts": 4, "lengths": (3, 9), "end_rate": 0.0, "seed": 0}
+    return workload.make(folder, "tiny", **arguments | changes)
+
+
+# ---- the work -------------------------------------------------------------------------------------------------------
+
+
+def test_prompts_are_ragged_within_their_bounds_and_the_same_for_the_same_seed() -> None:
+    texts = workload.ragged_texts(400, (31, 108), 97, seed=0)
+    lengths = [len(text.split()) for text in texts]
+    assert min(lengths) >= 31
+    assert max(lengths) <= 108
+    assert 57 < sum(lengths) / len(lengths) < 63
+    assert texts == workload.ragged_texts(400, (31, 108), 97, seed=0)
+    assert texts != workload.ragged_texts(400, (31, 108), 97, seed=1)
+
+
+@pytest.mark.parametrize(("end_rate", "shortest", "longest"), [(0.0, 40, 40), (0.2, 4, 6)])
+def test_completions_end_as_often_as_was_asked(end_rate: float, shortest: int, longest: int, tmp_path: Path) -> None:
+    lengths = made(tmp_path / "model", end_rate=end_rate)
+    policy = policies.load(tmp_path / "model")
+    prompts = policy.tokenizer.encode_all(workload.read_prompts(tmp_path / "model"))
+    assert [len(ids) for ids in prompts] == lengths
+    sampling = generate.Sampling(temperature=1.0, top_k=None, top_p=None, max_new_tokens=40)
+    samples = generate.sample(policy.model, prompts, range(400), sampling, policy.tokenizer.eot_id)
+    assert shortest <= samples.mask.sum() / 400 <= longest
+    assert samples.truncated.all() == (end_rate == 0)
+
+
+def test_both_sides_rewards_are_the_share_of_even_words() -> None:
+    assert workload.worth("w2 w13 w40 w7") == 0.5
+    assert workload.worth("") == 0
+    assert workload.EvenShare().score((), ["w2 w13", "w8"]).rewards.tolist() == [0.5, 1.0]
+
+
+def test_the_prompts_of_a_step_follow_those_of_the_last_and_begin_again(tmp_path: Path) -> None:
+    made(tmp_path / "model")
+    tokenizer = policies.load(tmp_path / "model").tokenizer
+    asked = workload.Words(folder=str(tmp_path / "model"), prompts=2, tokenizer=tokenizer)
+    steps = [[prompt.text for prompt in asked.select(step)] for step in range(3)]
+    assert steps[0] + steps[1] == workload.read_prompts(tmp_path / "model")
+    assert steps[2] == steps[0]
+
+
+# ---- settings -------------------------------------------------------------------------------------------------------
+
+
+def test_our_side_gets_a_training_that_the_build_takes(tmp_path: Path) -> None:
+    config = composed("kl.coef=0.5", "grpo.temperature=0.7")
+    assert settings.checked(config).repeats == 2
+    training = settings.training(config, tmp_path, steps=3, prompts_per_step=7)
+    assert build.check_config(training)["steps"] == 3
+    assert (training["task"]["prompts"], training["kl"]["coef"], training["grpo"]["temperature"]) == (7, 0.5, 0.7)
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("sizes=[2m]", "sizes=['2m']: allowed: a list, each tiny, 1m, nano, 4m, 124m"),
+        ("repeats=0", "repeats=0: allowed: an integer >= 1"),
+        ("+repeat=3", "repeat=3: no such key or group"),
+        ("prompt_tokens=[9,3]", "prompt_tokens=[9, 3]: allowed: the shorter number first"),
+        ("scaling_rows=[6]", "scaling_rows=[6]: allowed: multiples of grpo.group_size=4"),
+        (
+            "grpo.kl_type=forward",
+            "grpo.kl_type=forward: TRL's side has no such setting; allowed: ratio_k3, or against=[]",
+        ),
+        ("optim.betas=[0.9]", "optim.betas=[0.9]: allowed: a list"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_one_line(override: str, line: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        settings.checked(composed(override))
+    assert line in str(refused.value)
+    if override.startswith("grpo"):
+        assert settings.checked(composed(override, "against=[]", "parts=[step]")).against == []
+
+
+def test_a_missing_package_is_named_with_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "trl" else object())
+    with pytest.raises(ConfigError, match=r"^trl: not installed; type `pip install 'rookexp\[bench\]'`"):
+        settings.checked(composed())
+    assert settings.checked(composed("parts=[step]", "against=[]")).parts == ["step"]
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(1, (1, 1)), (16, (4, 4)), (64, (8, 8)), (32, (8, 4)), (7, (7, 1))])
+def test_a_batch_is_made_of_groups(rows: int, expected: tuple[int, int]) -> None:
+    assert shape(rows) == expected
+
+
+# ---- figures --------------------------------------------------------------------------------------------------------
+
+
+def test_a_phase_inside_another_is_taken_off_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 1.0, 3.0, 6.0, 10.0, 15.0])
+    watch = Stopwatch("cpu")
+    monkeypatch.setattr(watch, "_now", lambda: next(clock))
+    watch.start()
+    with watch.phase("loss"), watch.phase("reference"):  # 1 to 10, and of it 3 to 6
+        pass
+    found = watch.stop()
+    assert (found["seconds"], found["loss"], found["reference"], found["generate"]) == (15.0, 6.0, 3.0, 0.0)
+
+
+def test_the_floor_counts_the_models_matrices_and_every_prompt_once() -> None:
+    config = workload.config_of("tiny")
+    matrices = [p.numel() for name, p in GPT2(config).named_parameters() if p.dim() == 2 and "blocks" in name]
+    assert roofline.block_weights(config) == sum(matrices)
+    head = config.n_embd * config.vocab_size
+    expected = 2 * (sum(matrices) * (11 + 30) + head * 30)
+    work = {"prompt_tokens": 11, "completion_tokens": 30}
+    assert roofline.step_flop(config, **work, reference=False) == 4 * expected
+    assert roofline.step_flop(config, **work, reference=True) == 5 * expected
+    one, many = (roofline.decode_floor_s(config, MACHINE, rows=n, tokens=3, precision="fp32") for n in (1, 1000))
+    assert one == pytest.approx(3 * 4 * (sum(matrices) + head) / 10e9)  # bound by reading
+    assert many == pytest.approx(3 * 2 * 1000 * (sum(matrices) + head) / 50e9)  # by arithmetic
+
+
+def test_ratios_are_of_medians_within_a_pair() -> None:
+    sides = [Side("rookexp", name, Path()) for name in ("rookexp", "TRL, default")]
+    seconds = [[1.0, 9.0, 2.0], [8.0, 7.0, 90.0]]
+    pairs = [
+        (side, [{"seconds": s, "peak_bytes": peak} for s in turns])
+        for side, turns, peak in zip(sides, seconds, (100, 400), strict=True)
+    ]
+    expected = "- against TRL, default: **4.00x** as fast, 0.25x the peak memory"
+    sides[1].about = {"precision": "fp32"}
+    assert tables.ratio_lines(pairs, MACHINE) == [expected]
+    sides[1].about = {"precision": "bf16"}  # which MACHINE emulates
+    assert tables.ratio_lines(pairs, MACHINE)[0].startswith(f"{expected}; it computes in bf16, which is slow")
+
+
+def test_a_report_is_added_to_and_names_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench", "sizes=[1m]", "track.token=hush"])
+    file = tmp_path / "docs" / "benchmarks.md"
+    for _ in range(2):
+        report.add(file, report.heading(MACHINE) + "\n")
+    text = file.read_text(encoding="utf-8")
+    assert text.count("# Benchmarks\n") == 1
+    assert text.count("\n## ") == 2
+    assert text.count("- command: `python -m rookexp.bench 'sizes=[1m]'`\n") == 2
+    assert f"torch {torch.__version__}" in text
+    assert "hush" not in text
+
+
+def test_the_door_adds_at_the_end_and_an_interrupted_run_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = composed(f"report={tmp_path}/page.md", "against=[]", "parts=[step]")
+    monkeypatch.setattr(Runner, "run", lambda self: "## a section\n")
+    bench.bench(config, tmp_path)
+    bench.bench(config, tmp_path)
+
+    def interrupted(self: Runner) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Runner, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        bench.bench(config, tmp_path)
+    assert "nothing was added" in capsys.readouterr().out
+    assert (tmp_path / "page.md").read_text(encoding="utf-8") == "# Benchmarks\n" + "\n## a section\n" * 2
+
+
+# ---- sides ----------------------------------------------------------------------------------------------------------
+
+
+class TwoTurns:
+    """A bench that has two turns."""
+
+    def __init__(self) -> None:
+        self.waited = 0
+        self.answers: list[dict[str, Any]] = []
+        self.facts: dict[str, Any] = {}
+
+    def about(self, **facts: Any) -> None:
+        self.facts |= facts
+
+    def wait(self) -> dict[str, Any]:
+        self.waited += 1
+        if self.waited > 2:
+            raise SystemExit(0)
+        return {"prompts": 2, "group": 2}
+
+    def answer(self, **figures: Any) -> None:
+        self.answers.append(figures)
+
+
+def test_our_step_is_the_trainers_and_its_phases_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "backward", torch.Tensor.backward)  # what a side wraps for good
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", torch.nn.utils.clip_grad_norm_)
+    monkeypatch.setattr("rookexp.benchmark.turns.register_optimizer_step_pre_hook", lambda hook: None)
+    monkeypatch.setattr("rookexp.benchmark.turns.register_optimizer_step_post_hook", lambda hook: None)
+    made(tmp_path / "model")
+    training = settings.training(composed(), tmp_path / "model", steps=4)
+    turns: Any = TwoTurns()
+    with pytest.raises(SystemExit):
+        ours.step({"config": training, "folder": str(tmp_path)}, turns)
+    assert len(turns.answers) == 2
+    for figures in turns.answers:
+        assert figures["tokens"] == 2 * 4 * 5
+        assert all(figures[name] > 0 for name in PHASES)
+        assert sum(figures[name] for name in PHASES) <= figures["seconds"]
+        assert figures["peak_bytes"] >= turns.facts["imported_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    "decode", [ours.decode, pytest.param(theirs.decode, marks=pytest.mark.slow)], ids=["ours", "transformers"]
+)
+def test_decoding_answers_with_the_tokens_up_to_each_end(decode: Any, tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="transformers comes with the extra `bench`")
+    for end_rate in (0.0, 0.5):
+        folder = tmp_path / str(end_rate)
+        made(folder, end_rate=end_rate)
+        turns: Any = TwoTurns()
+        spec = {"config": composed(), "workload": str(folder), "precision": "fp32", "new_tokens": 30}
+        with pytest.raises(SystemExit), warnings.catch_warnings():
+            decode(spec, turns)
+        counts = [figures["tokens"] for figures in turns.answers]
+        assert counts == [2 * 2 * 30] * 2 if not end_rate else 8 <= sum(counts) <= 40
+
+
+@pytest.mark.slow
+def test_a_side_that_fails_says_why_in_one_line(tmp_path: Path) -> None:
+    side = Side("nothing", "mine", tmp_path, config={"hardware": {"threads": 1}, "seed": 0})
+    with pytest.raises(RookexpError, match=r"^mine: ended with status 1: KeyError: 'nothing'; all it said is in "):
+        side.__enter__()
+
+
+@pytest.mark.slow
+def test_a_whole_run_is_timed_to_its_first_step_and_its_end(tmp_path: Path) -> None:
+    line = default_run.timed(tmp_path / "train", ("debug=fast",))
+    found = re.fullmatch(
+        r"`python -m rookexp.train debug=fast`: first step logged (\S+) s after the command, 2 steps in (\S+) s, "
+        r"median step (\S+) s; `--cfg job` (\S+) s",
+        line,
+    )
+    assert found, line
+    first_s, whole_s, step_s, shown_s = map(float, found.groups())
+    assert step_s < first_s <= whole_s
+    assert 0 < shown_s < whole_s
+
+
+@pytest.mark.slow
+def test_ours_and_trls_do_the_same_work_and_all_tables_are_there(tmp_path: Path) -> None:
+    pytest.importorskip("trl", reason="trl comes with the extra `bench`")
+    config = composed("parts=[step,scaling]", "against=[trl_fastest]", "scaling_rows=[4]", "scaling_tokens=[3]")
+    said: list[str] = []
+    section = Runner(settings.checked(config), config, tmp_path, said.append).run()
+    titles = [line for line in section.splitlines() if line.startswith("### ")]
+    assert [title.split()[1].rstrip(",") for title in titles] == ["Machine", "Step", "Scaling"]
+    raw = {entry["part"]: entry["figures"] for entry in json.loads((tmp_path / "bench.json").read_text())}
+    assert [side["label"] for side in raw["step"]] == ["rookexp", "TRL, fastest setting"]
+    for side in raw["step"]:
+        assert [turn["tokens"] for turn in side["turns"]] == [2 * 4 * 5] * 2
+        for turn in side["turns"]:
+            assert all(turn[name] > 0 for name in PHASES)
+            assert sum(turn[name] for name in PHASES) <= turn["seconds"]
+    assert [turn["tokens"] for cell in raw["scaling"] for turn in cell["turns"]] == [4 * 3] * 2
+    assert not list(tmp_path.rglob("*.safetensors"))  # the models are gone
