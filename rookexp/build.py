@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -32,6 +32,7 @@ EVALUATE_GROUPS = ("model", "hardware")
 # What is passed by name below although YAML could write it; a config key of that name would be a second source.
 GIVEN = {
     "grpo": ("single_update", "exact_sampler", "seed", "head_chunk"),
+    "eval": ("own_lengths",),
     "track": ("folder", "first_step", "total_steps"),
 }
 EXAM_GIVEN = ("policy", "tokenized", "autocast", "head_chunk", "name", "folder")
@@ -87,6 +88,19 @@ class Pretraining:
 
 
 @runtime_checkable
+class Sampled(Protocol):
+    """A task that says for some kinds of its prompts how they are sampled."""
+
+    @property
+    def kinds(self) -> Sequence[str]:
+        """What `Prompt.task` may be."""
+
+    @property
+    def sampling(self) -> Mapping[str, Mapping[str, float | None]]:
+        """Keys of `generate.Sampling` and their values, by kind."""
+
+
+@runtime_checkable
 class Noted(Protocol):
     """A task that says what it has read."""
 
@@ -99,7 +113,10 @@ def check_config(config: Config) -> dict[str, Any]:
 
     Raises: ConfigError naming the full key, the value, what is allowed and the nearest spelling.
     """
-    return check_groups(config, GROUPS, Run)
+    found = check_groups(config, GROUPS, Run)
+    for kind, changes in config["task"].get("sampling", {}).items():
+        changed(shared_sampling(config["grpo"]), f"task.sampling.{kind}", changes)
+    return found
 
 
 def check_groups(
@@ -125,7 +142,7 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
         "reward": make(config["reward"]),
         "baseline": make(config["baseline"]),
         "coefficient": make(config["kl"]),
-        "sampling": generate.Sampling(**{field.name: grpo[field.name] for field in fields(generate.Sampling)}),
+        "sampling": shared_sampling(grpo),
         "divergence": kl.TYPES[grpo["kl_type"]],
         "policy_loss": make(config["loss"]),
         "aggregation": aggregation.BY_NAME[grpo["aggregation"]],
@@ -146,14 +163,17 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
         if step % every == 0:
             tracker.log_completions(step, [{"kind": "sampled", **row} for row in rows])
 
+    own = own_sampling(task, objects["sampling"])
+    objects |= {"own_sampling": own, "own_lengths": own_lengths(own, objects["sampling"])}
     objective = make(without(grpo, ALSO["grpo"]), task=task, on_completions=on_completions, **objects)
-    cut = objects["sampling"], grpo["group_size"], grpo["minibatches"]
-    finder = fitting.for_rollouts(hardware, task, range(run.steps), policy.model.config.n_positions, *cut)
     prompts = evaluation_prompts(config, task, objects)
     if "path" in config["model"]:  # one that is made with random weights is meant to have them
         for doubt in doubts(policy, prompts, hardware.autocast):
             print(f"warning: {doubt}", file=sys.stderr, flush=True)
     greedy = make(without(config["eval"], ALSO["eval"]), prompts=prompts, **objects)
+    batch = fitting.Batch(grpo["prompts_per_step"], grpo["group_size"], grpo["minibatches"])
+    places = policy.model.config.n_positions
+    finder = fitting.for_rollouts(hardware, objective.source, greedy, range(run.steps), places, batch)
 
     def evaluate(step: int) -> dict[str, float]:
         metrics: dict[str, float] = greedy(step)
@@ -185,6 +205,42 @@ def check_rows(grpo: Config) -> None:
     rows = grpo["prompts_per_step"] * grpo["group_size"]
     if grpo["minibatches"] > rows:
         raise check.refusal("grpo.minibatches", grpo["minibatches"], f"allowed: at most the {rows} rows of a step")
+
+
+def shared_sampling(grpo: Config) -> generate.Sampling:
+    """How all prompts are sampled whose kind says nothing else."""
+    return generate.Sampling(**{field.name: grpo[field.name] for field in fields(generate.Sampling)})
+
+
+def own_sampling(task: Any, shared: generate.Sampling) -> dict[str, generate.Sampling]:
+    """How the kinds of prompt are sampled that are not sampled as all are: with the task's changes to that.
+
+    Raises: ConfigError for a kind that the task never asks, and for a key or value that sampling does not take.
+    """
+    ways: Mapping[str, Mapping[str, Any]] = task.sampling if isinstance(task, Sampled) else {}
+    for kind in ways:
+        if kind not in task.kinds:
+            why = f"no such prompts in this task; allowed in task.sampling: {', '.join(task.kinds)}"
+            raise ConfigError(f"task.sampling.{kind}: {why}{check.nearest(kind, task.kinds, 'task.sampling.')}")
+    found = {kind: changed(shared, f"task.sampling.{kind}", changes) for kind, changes in ways.items()}
+    return {kind: sampling for kind, sampling in found.items() if sampling != shared}
+
+
+def changed(shared: generate.Sampling, key: str, changes: Config) -> generate.Sampling:
+    """The sampling with some values changed.
+
+    Raises: ConfigError naming the key below `key`, the value and what is allowed.
+    """
+    values = asdict(shared) | dict(changes)
+    also = {"temperature": ALSO["grpo"]["temperature"]}
+    check.check_call(generate.Sampling, values, key, runtime=False, given=(), also=also)
+    return generate.Sampling(**values)
+
+
+def own_lengths(own: Mapping[str, generate.Sampling], shared: generate.Sampling) -> dict[str, int]:
+    """The longest completions of the kinds of prompt that have another one than all, for their evaluation, too."""
+    lengths = {kind: sampling.max_new_tokens for kind, sampling in own.items()}
+    return {kind: length for kind, length in lengths.items() if length != shared.max_new_tokens}
 
 
 def evaluation_prompts(config: Config, task: Any, objects: Config) -> tuple[Prompt, ...]:

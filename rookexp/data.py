@@ -17,15 +17,16 @@ def main() -> None:
 def make_corpus(config: dict[str, Any], run_folder: Path) -> None:
     """Annotates the shards that are missing, then builds the documents anew; writes into `folder` of the config.
 
-    With `mix.positions` it writes so many positions there instead, and needs no engine.
+    With `mix.positions` it writes so many positions there instead, with `transitions.rows` A prompts, and needs no
+    engine.
     """
     from rookexp import nodes
     from rookexp.corpus import Corpus
 
     corpus = Corpus(**check_config(config))
-    mix = nodes.make(config["mix"])
-    if mix.positions is not None:
-        print(mix.write(corpus.folder))
+    mix, transitions = nodes.make(config["mix"]), nodes.make(config["transitions"])
+    if mix.positions is not None or transitions.rows is not None:
+        print((transitions if mix.positions is None else mix).write(corpus.folder))
         return
     corpus.annotate()
     print(corpus.build())
@@ -39,7 +40,7 @@ def check_config(config: Mapping[str, Any]) -> dict[str, Any]:
     from rookexp import nodes
     from rookexp.corpus import Corpus
 
-    return nodes.check_groups(config, ("mix",), Corpus, group_given={}, group_also={})
+    return nodes.check_groups(config, ("mix", "transitions"), Corpus, group_given={}, group_also={})
 
 
 if __name__ == "__main__":

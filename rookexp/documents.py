@@ -134,10 +134,10 @@ def a_document(board: chess.Board, move: chess.Move) -> str:
     return chess_text.build_a(board.fen(), move.uci(), history, outcome)
 
 
-def opening_moves(rng: random.Random) -> Iterator[Candidate]:
-    """The first ten plies of a uniformly random game, in which every other move is a pawn's."""
+def opening_moves(rng: random.Random, plies: int) -> Iterator[Candidate]:
+    """The first plies of a uniformly random game, in which every other move is a pawn's."""
     board = chess.Board()
-    for _ in range(10):
+    for _ in range(plies):
         moves = list(board.legal_moves)
         pawns = [m for m in moves if board.piece_type_at(m.from_square) == chess.PAWN]
         move = rng.choice(pawns if pawns and rng.random() < 0.5 else moves)
@@ -203,7 +203,7 @@ def a_documents(games: Sequence[Sequence[chess.Move]], counts: dict[str, int], s
                     documents.append((text, kind, positions.position_key(board)))
 
     while left["opening"] > 0:
-        take(opening_moves(rng), "opening")
+        take(opening_moves(rng, 10), "opening")
     share = 0.7 * counts["ongoing"] / max(1, sum(map(len, games)))
     for game in games:
         take(game_moves(game, rng, share), "ongoing")
@@ -232,16 +232,6 @@ def prompt_rows(rows: Sequence[dict[str, Any]], seed: int) -> dict[str, list[dic
     }
 
 
-def transition_sets(documents: Sequence[tuple[str, str]], seed: int) -> dict[str, list[str]]:
-    """The A documents of each prompt set, drawn from test documents and their classes; moves that fail are left out."""
-    shuffled = [text for text, kind in documents if kind != "failed"]
-    random.Random(f"{seed}/transitions").shuffle(shuffled)
-    sets = {}
-    for name, count in PROMPT_SETS.items():
-        sets[name], shuffled = shuffled[:count], shuffled[count:]
-    return sets
-
-
 # ---- the corpus -------------------------------------------------------------------------------------------------
 
 
@@ -259,8 +249,7 @@ def build_corpus(
 
     A training position appears `copies` times, each time in a symmetric form and an order of moves drawn anew;
     a held-out one appears once, as it is. The prompts are test positions: pretraining never sees them. Shipping
-    them means copying prompts-{train,eval}.jsonl to rookexp/assets/positions/{train,eval}.jsonl, and
-    transitions-{train,eval}.txt there as they are. Returns the report.
+    them means copying prompts-{train,eval}.jsonl to rookexp/assets/positions/{train,eval}.jsonl. Returns the report.
     """
     rows, games, duplicates = load_rows(folder, shards)
     rng = random.Random(f"{seed}/documents")
@@ -280,15 +269,10 @@ def build_corpus(
     for name, chosen in prompts.items():
         _write_lines(folder / f"prompts-{name}.jsonl", map(json.dumps, chosen))
     total = round(sum(map(len, texts.values())) * (1 - p_share) / p_share)
-    unseen = []
     for text, kind, key in a_documents(games, {kind: round(share * total) for kind, share in a_shares.items()}, seed):
         split = positions.split_of(key)
         texts[split].append(text)
-        if split == "test":
-            unseen.append((text, kind))
         counts[split][f"A {kind}"] += 1
-    for name, transitions in transition_sets(unseen, seed).items():
-        _write_lines(folder / f"transitions-{name}.txt", transitions)
     for split, documents in texts.items():
         rng.shuffle(documents)
         _write_lines(folder / f"{split}.txt", documents)

@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rookexp import environment, labels, mistakes, recipes, resume
 from rookexp.composing import HYDRA_VERSION, PACKAGE, conf_dir, configs, version_base
-from rookexp.errors import ConfigError, DataError, EngineError, RookexpError, RunStopped
+from rookexp.errors import ConfigError, DataError, EngineError, Reconfigured, RookexpError, RunStopped
 from rookexp.run_info import is_secret
 
 PRESETS = ("experiment", "sweep", "debug")  # groups for which `+group=option` means the same as `group=option`
@@ -46,7 +46,12 @@ def enter(task: Task, config_name: str) -> None:
         if HydraConfig.get().mode == RunMode.MULTIRUN and in_this_process():
             sweeps.add(Path(str(HydraConfig.get().sweep.dir)))
         try:
-            return task(plain(config), Path(HydraConfig.get().runtime.output_dir))
+            folder = Path(HydraConfig.get().runtime.output_dir)
+            try:
+                return task(plain(config), folder)
+            except Reconfigured as found:
+                OmegaConf.update(config, found.key, found.value)
+            return task(plain(config), folder)  # here nothing holds what the first one has built
         except RunStopped as error:
             sys.exit(error.status)  # of a sweep the jobs to come are not wanted either
         except RookexpError as error:

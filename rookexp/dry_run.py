@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from rookexp import build, chess_text, policies
@@ -56,6 +56,9 @@ def run(config: Config) -> None:
     reward: Reward = make(config["reward"])
     for note in build.notes(task):
         print(note)
+    shared = build.shared_sampling(config["grpo"])
+    own_sampling = build.own_sampling(task, shared)
+    own_lengths = build.own_lengths(own_sampling, shared)
     table = Table()
     seen = steps_of(task, own.steps)
     trained = {prompt.text: prompt for _, prompts in seen for prompt in prompts}
@@ -69,7 +72,14 @@ def run(config: Config) -> None:
         if known:
             prompts, golds = zip(*known, strict=True)
             gold_rewards(table, kind, reward, prompts, golds)
-            lengths(table, kind, config, tokenizer, places, prompts, golds)
+            limits = {
+                f"{group}.max_new_tokens": config[group]["max_new_tokens"]
+                for group, others in (("grpo", own_sampling), ("eval", own_lengths))
+                if kind not in others
+            }
+            if kind in own_sampling:
+                limits[f"task.sampling.{kind}.max_new_tokens"] = own_sampling[kind].max_new_tokens
+            lengths(table, kind, limits, tokenizer, places, prompts, golds)
     arithmetic(table, config, own.steps, len(trained))
     if table.failed:
         raise CheckupFailed(f"the dry run found something: {', '.join(dict.fromkeys(table.failed))}")
@@ -144,7 +154,7 @@ def gold_rewards(table: Table, kind: str, reward: Reward, prompts: Sequence[Prom
 def lengths(
     table: Table,
     kind: str,
-    config: Config,
+    limits: Mapping[str, int],
     tokenizer: Tokenizer,
     places: int,
     prompts: Sequence[Prompt],
@@ -154,7 +164,6 @@ def lengths(
     sizes = [len(tokenizer.encode(gold)) + 1 for gold in golds]
     whole = max(len(prompt.ids) + size for prompt, size in zip(prompts, sizes, strict=True))
     longest = max(sizes)
-    limits = {f"{group}.max_new_tokens": config[group]["max_new_tokens"] for group in ("grpo", "eval")}
     short = [f"{key}={limit}: at least {longest}" for key, limit in limits.items() if longest > limit]
     short += [f"the model has {places} positions" for _ in range(whole > places)]
     said = f"{kind}: answers of at most {longest} tokens, {whole} with their prompts"

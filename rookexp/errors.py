@@ -41,5 +41,14 @@ class RunPruned(RookexpError):
     """A run that its sweep has given up after a whole step, which is saved; says by which pruner and why."""
 
 
+class Reconfigured(RookexpError):
+    """A key of which the run found a value before its first step; the door composes again and starts it with that."""
+
+    def __init__(self, key: str, value: object) -> None:
+        super().__init__(f"{key}={value}: found by the run itself")
+        self.key = key
+        self.value = value
+
+
 class SweepFailed(RookexpError):
     """A sweep of which too many points failed; names the folders and the reasons."""

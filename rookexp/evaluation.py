@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -27,6 +27,7 @@ class Greedy:
         prompts: Sequence[Prompt],
         reward: Reward,
         max_new_tokens: int,
+        own_lengths: Mapping[str, int],
         autocast: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self.policy = policy
@@ -34,6 +35,7 @@ class Greedy:
         self.prompts = prompts
         self.reward = reward
         self.max_new_tokens = max_new_tokens
+        self.own_lengths = own_lengths  # of the kinds of prompt that have another longest completion
         self.autocast = autocast
         self.completions: list[dict[str, Any]] = []  # of the latest evaluation: prompt, completion, reward and parts
 
@@ -42,14 +44,16 @@ class Greedy:
 
         A part's mean is over the prompts to which it applies, those where it is not NaN.
         """
-        texts: list[str] = []
+        by_row: dict[int, str] = {}
         truncated: list[Tensor] = []
-        for start in range(0, len(self.prompts), BATCH):
-            ids = [prompt.ids for prompt in self.prompts[start : start + BATCH]]
+        for rows, length in self.batches():
             with self.autocast():
-                samples = generate.greedy(self.policy, ids, self.max_new_tokens, self.tokenizer.eot_id)
-            texts += completion_texts(samples, self.tokenizer)
+                samples = generate.greedy(
+                    self.policy, [self.prompts[row].ids for row in rows], length, self.tokenizer.eot_id
+                )
+            by_row |= zip(rows, completion_texts(samples, self.tokenizer), strict=True)
             truncated.append(samples.truncated)
+        texts = [by_row[row] for row in range(len(self.prompts))]
         scores = self.reward.score(self.prompts, texts)
         parts = {name: part.tolist() for name, part in scores.parts.items()}
         rewards = scores.rewards.tolist()
@@ -70,3 +74,14 @@ class Greedy:
             "eval/truncated_frac": float(torch.cat(truncated).float().mean()),
             **means,
         }
+
+    def length_of(self, prompt: Prompt) -> int:
+        """Longest answer to the prompt in tokens, end of text included."""
+        return self.own_lengths.get(prompt.task, self.max_new_tokens)
+
+    def batches(self) -> Iterator[tuple[list[int], int]]:
+        """Which prompts are answered together, and the longest answer of these."""
+        lengths = [self.length_of(prompt) for prompt in self.prompts]
+        for length in dict.fromkeys(lengths):
+            rows = [row for row, other in enumerate(lengths) if other == length]
+            yield from ((rows[i : i + BATCH], length) for i in range(0, len(rows), BATCH))

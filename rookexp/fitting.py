@@ -1,7 +1,9 @@
 """How many rows a micro-batch should have on this device: tried before training, on the longest rows there can be.
 
 A size fits where the peak of a whole optimizer step stays within SHARE of the memory. Of the sizes that fit the one
-with the most rows a second is taken, and of those within TIE of it the smallest. Nothing but the micro-batch changes.
+with the most rows a second is taken, and of those within TIE of it the smallest. Sampling and greedy evaluation are
+tried at the size that they have. Nothing but the micro-batch changes, unless `hardware.grow=batch`: then a step has as
+many prompts as fit into one micro-batch, if that is more than it had.
 """
 
 from __future__ import annotations
@@ -10,34 +12,29 @@ import copy
 import gc
 import json
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from rookexp.errors import ConfigError
+from rookexp.errors import ConfigError, Reconfigured
+from rookexp.evaluation import Greedy
 from rookexp.generate import Sampling
 from rookexp.hardware import GIB, Hardware, Memory
 from rookexp.objectives.likelihood import Documents
+from rookexp.objectives.rollouts import RolloutSource
+from rookexp.probes import SHARE, Decoding, Rung, decoded, forecast, is_out_of_memory, refuse_what_cannot_be_decoded
 from rookexp.run_info import write_atomic
 from rookexp.trainer import Trainer
-from rookexp.types import Experience, Prompt
+from rookexp.types import Experience
 
 PROFILE = "memory_profile.json"
 SIZES = (2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-SHARE = 0.85  # of the memory; the rest is for fragments and for what other programs begin to take
 TIE = 0.05  # two speeds that are nearer than this are the same
-
-
-class Asking(Protocol):
-    """What the policy is asked."""
-
-    def select(self, step: int) -> tuple[Prompt, ...]:
-        """The problems of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,47 +69,77 @@ class WorstCase:
 
 
 @dataclass(frozen=True, slots=True)
-class Rung:
-    """What became of one size of micro-batch."""
+class Batch:
+    """What a step of rollouts is made of."""
 
-    rows: int
-    peak_gib: float | None  # None = out of memory
-    utilisation: float | None  # peak over the memory's limit
-    rows_per_s: float | None  # of the last of its steps, without sampling
-
-    @property
-    def fits(self) -> bool:
-        """Whether it stays within the share."""
-        return self.utilisation is not None and self.utilisation <= SHARE
+    prompts: int
+    group_size: int
+    minibatches: int
 
 
 class Finder:
-    """Gives a trainer the micro-batch that suits the device."""
+    """Gives a trainer the micro-batch that suits the device, and a run the batch, where that is asked."""
 
-    def __init__(self, hardware: Hardware, case: WorstCase) -> None:
+    def __init__(self, hardware: Hardware, case: WorstCase, decodings: Sequence[Decoding], batch: Batch | None) -> None:
         self.hardware = hardware
         self.case = case
+        self.decodings = decodings
+        self.batch = batch  # None = there is none to grow
         self.memory = hardware.memory()
+
+    def grow(self, trainer: Trainer, folder: Path) -> None:
+        """With `hardware.grow=batch` finds how many prompts a step has; a run that goes on keeps what it has.
+
+        Never fewer than are configured. Raises: Reconfigured where there are others than this trainer has.
+        """
+        if self.hardware.grow != "batch" or self.batch is None:
+            return
+        profile = read_profile(folder)
+        if "prompts_per_step" not in profile:
+            with unchanged(trainer):
+                whole = replace(self.case, rows=SIZES[-1])
+                rungs = ascend(trainer, whole, self.memory)
+                prompts, tried = self._largest(trainer, rungs, self.batch)
+            self.memory.restart()
+            print(table([*rungs, *tried], self.memory.limit), flush=True)
+            profile = {"prompts_per_step": prompts, "grown": [asdict(rung) for rung in [*rungs, *tried]]}
+            write_atomic(folder / PROFILE, json.dumps(profile, indent=2) + "\n")
+            print(f"hardware.grow: grpo.prompts_per_step={prompts}, of {self.batch.prompts} given", flush=True)
+        if profile["prompts_per_step"] != self.batch.prompts:
+            raise Reconfigured("grpo.prompts_per_step", profile["prompts_per_step"])
+
+    def _largest(self, trainer: Trainer, rungs: Sequence[Rung], batch: Batch) -> tuple[int, list[Rung]]:
+        """The most prompts whose rows are one micro-batch that fits, and can be sampled; and what was sampled."""
+        fit = {rung.rows * batch.minibatches // batch.group_size for rung in rungs if rung.fits}
+        tried: list[Rung] = []
+        for prompts in sorted((count for count in fit if count > batch.prompts), reverse=True):
+            sampling = next(case for case in self.decodings if case.what == "sampling")
+            more = replace(sampling, prompts=-(-sampling.prompts * prompts // batch.prompts))
+            tried += decoded(trainer, more, self.memory, self.hardware.autocast)
+            if tried[-1].fits:
+                return prompts, tried
+        return batch.prompts, tried
 
     def apply(self, trainer: Trainer, folder: Path) -> None:
         """Sets the trainer's micro-batch and writes `memory_profile.json`; a run that goes on keeps what it found.
 
-        Raises: ConfigError where not even the smallest fits.
+        Raises: ConfigError where not even the smallest fits, or what is decoded does not.
         """
         given = {"head_chunk": self.hardware.head_chunk, "memory_gib": self.hardware.memory_gib}
-        asked = {**self.hardware.describe(), **given, "case": asdict(self.case)}
+        cases = {"case": asdict(self.case), "decoded": [asdict(case) for case in self.decodings]}
+        asked = {**self.hardware.describe(), **given, **cases}
         path = folder / PROFILE
-        if path.is_file():
-            known = json.loads(path.read_text(encoding="utf-8"))
-            if known["asked"] == asked:  # another speed today must not cut the same run in another way
-                trainer.micro_batch = known["micro_batch"]
-                print(f"hardware.fit: micro_batch={trainer.micro_batch}, as {path} has it", flush=True)
-                return
-        rungs = climb(trainer, self.case, self.memory)
+        known = read_profile(folder)
+        if known.get("asked") == asked:  # another speed today must not cut the same run in another way
+            trainer.micro_batch = known["micro_batch"]
+            print(f"hardware.fit: micro_batch={trainer.micro_batch}, as {path} has it", flush=True)
+            return
+        rungs = climb(trainer, self.case, self.memory, self.decodings, self.hardware.autocast)
         print(table(rungs, self.memory.limit), flush=True)
         trainer.micro_batch = best(rungs, self.case)
+        refuse_what_cannot_be_decoded(rungs, self.decodings)
         print(f"hardware.fit: micro_batch={trainer.micro_batch}", flush=True)
-        profile = {
+        profile = {key: known[key] for key in ("prompts_per_step", "grown") if key in known} | {
             "asked": asked,
             "limit_gib": self.memory.limit / GIB,
             "share": SHARE,
@@ -123,7 +150,7 @@ class Finder:
 
 
 def for_rollouts(
-    hardware: Hardware, task: Asking, steps: range, places: int, sampling: Sampling, group_size: int, minibatches: int
+    hardware: Hardware, source: RolloutSource, greedy: Greedy, steps: range, places: int, batch: Batch
 ) -> Finder | None:
     """A finder for groups of completions in a model of so many `places`, for the prompts of all `steps`.
 
@@ -132,49 +159,86 @@ def for_rollouts(
     """
     if not hardware.fit:
         return None
-    asked = [[len(prompt.ids) for prompt in task.select(step)] for step in steps]
-    completion = min(sampling.max_new_tokens, places - min(map(min, asked)))
+    asked = [source.task.select(step) for step in steps]
+    lengths = [[len(prompt.ids) for prompt in prompts] for prompts in asked]
+    ways = {source.sampling_of(prompt) for prompts in asked for prompt in prompts}
+    completion = min(max(way.max_new_tokens for way in ways), places - min(map(min, lengths)))
     case = WorstCase(
-        rows=-(-max(map(len, asked)) * group_size // minibatches),
-        prompt=min(max(map(max, asked)), places - completion),
+        rows=-(-max(map(len, asked)) * source.group_size // batch.minibatches),
+        prompt=min(max(map(max, lengths)), places - completion),
         completion=completion,
-        per_prompt=max(1, group_size // minibatches),
-        temperature=sampling.temperature,
+        per_prompt=max(1, source.group_size // batch.minibatches),
+        temperature=source.sampling.temperature,
     )
-    return Finder(hardware, case)
+
+    def decoding(what: Literal["sampling", "evaluation"], ids: Sequence[int], group: int, way: Sampling) -> Decoding:
+        room = min(way.max_new_tokens, places - min(ids))
+        return Decoding(what, len(ids), group, min(max(ids), places - room), replace(way, max_new_tokens=room))
+
+    sampled = [
+        decoding("sampling", [own[p] for p in some], source.group_size, way)
+        for prompts, own in zip(asked, lengths, strict=True)
+        for some, way in source.batches(prompts)
+    ]
+    greedily = Sampling(temperature=0.0, top_k=None, top_p=None, max_new_tokens=1)
+    evaluated = [
+        decoding("evaluation", [len(greedy.prompts[row].ids) for row in rows], 1, replace(greedily, max_new_tokens=n))
+        for rows, n in greedy.batches()
+    ]
+    largest = [max(cases, key=lambda case: case.work) for cases in (sampled, evaluated) if cases]
+    return Finder(hardware, case, largest, batch)
 
 
 def for_documents(hardware: Hardware, documents: Documents, rows: int) -> Finder | None:
-    """A finder for `rows` documents, each as long as the longest; None where `hardware.fit` is false."""
+    """A finder for `rows` documents, each as long as the longest; None where `hardware.fit` is false.
+
+    Raises: ConfigError for `hardware.grow=batch`.
+    """
     if not hardware.fit:
         return None
+    if hardware.grow == "batch":
+        raise ConfigError("hardware.grow=batch: of rollouts alone; allowed here: micro_batch; set batch_documents")
     longest = int(documents.ends.diff(prepend=torch.zeros(1, dtype=torch.long)).max())
-    return Finder(hardware, WorstCase(rows=rows, prompt=0, completion=longest, per_prompt=rows, temperature=1.0))
+    case = WorstCase(rows=rows, prompt=0, completion=longest, per_prompt=rows, temperature=1.0)
+    return Finder(hardware, case, (), None)
 
 
-def climb(trainer: Trainer, case: WorstCase, memory: Memory) -> list[Rung]:
-    """The sizes in ascending order, up to the first that does not fit, or whose forecast exceeds the limit.
+def read_profile(folder: Path) -> dict[str, Any]:
+    """What `memory_profile.json` of a run's folder has; {} where there is none yet."""
+    path = folder / PROFILE
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return found
+
+
+def climb(
+    trainer: Trainer,
+    case: WorstCase,
+    memory: Memory,
+    decodings: Sequence[Decoding] = (),
+    autocast: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> list[Rung]:
+    """The sizes in ascending order, up to the first that does not fit, or whose forecast exceeds the limit; decoding.
 
     The trainer's weights, optimizer and rates are afterwards what they were, bit by bit.
     """
-    rungs: list[Rung] = []
     with unchanged(trainer):
-        for rows in [*(size for size in SIZES if size < case.rows), *([case.rows] if case.rows <= SIZES[-1] else [])]:
-            if forecast(rungs, rows) > 1:  # on a CPU the system would end the process
-                break
-            rungs.append(measured(trainer, case, rows, memory))
-            if not rungs[-1].fits:
-                break
+        rungs = ascend(trainer, case, memory)
+        if rungs[0].fits:
+            rungs += [rung for each in decodings for rung in decoded(trainer, each, memory, autocast)]
     memory.restart()
     return rungs
 
 
-def forecast(rungs: Sequence[Rung], rows: int) -> float:
-    """The utilisation on the straight line through the last two rungs; 0 while there are no two."""
-    if len(rungs) < 2:
-        return 0.0
-    (x, y), (u, v) = ((rung.rows, rung.utilisation or 0.0) for rung in rungs[-2:])
-    return v + (v - y) / (u - x) * (rows - u)
+def ascend(trainer: Trainer, case: WorstCase, memory: Memory) -> list[Rung]:
+    """The sizes of `climb`; they move weights and optimizer."""
+    rungs: list[Rung] = []
+    for rows in [*(size for size in SIZES if size < case.rows), *([case.rows] if case.rows <= SIZES[-1] else [])]:
+        if forecast(rungs, rows) > 1:  # on a CPU the system would end the process
+            break
+        rungs.append(measured(trainer, case, rows, memory))
+        if not rungs[-1].fits:
+            break
+    return rungs
 
 
 def measured(trainer: Trainer, case: WorstCase, rows: int, memory: Memory) -> Rung:
@@ -195,7 +259,9 @@ def measured(trainer: Trainer, case: WorstCase, rows: int, memory: Memory) -> Ru
             began = time.perf_counter()
             probe.update(step, experience)  # which waits for the device
             seconds = time.perf_counter() - began
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
         peak = None
     else:
         peak = memory.peak()
@@ -234,6 +300,7 @@ def best(rungs: Sequence[Rung], case: WorstCase) -> int:
 
     Raises: ConfigError where none fits.
     """
+    rungs = [rung for rung in rungs if rung.what == "update"]
     fast = {rung.rows: rung.rows_per_s for rung in rungs if rung.fits and rung.rows_per_s is not None}
     if not fast:
         found = "more memory than there is" if rungs[0].peak_gib is None else f"{rungs[0].peak_gib:.2f} GiB"
@@ -249,10 +316,11 @@ def table(rungs: Sequence[Rung], limit: int) -> str:
     """The rungs for a person."""
     lines = [f"hardware.fit: {limit / GIB:.2f} GiB", f"{'rows':>6} {'peak GiB':>10} {'utilisation':>12} {'rows/s':>8}"]
     for rung in rungs:
+        what = "" if rung.what == "update" else f"  {rung.what}"
         if rung.peak_gib is None or rung.utilisation is None or rung.rows_per_s is None:
-            lines.append(f"{rung.rows:>6} {'out of memory':>10}")
+            lines.append(f"{rung.rows:>6} {'out of memory':>10}{what}")
         else:
             over = "" if rung.fits else f"  over {SHARE:.0%}"
             line = f"{rung.rows:>6} {rung.peak_gib:>10.2f} {rung.utilisation:>12.1%} {rung.rows_per_s:>8.1f}"
-            lines.append(line + over)
+            lines.append(line + what + over)
     return "\n".join(lines)

@@ -53,6 +53,7 @@ class Hardware:
         micro_batch: Annotated[int, Ge(1)],
         head_chunk: Annotated[int, Ge(1)],
         fit: bool,
+        grow: Literal["micro_batch", "batch"],
         memory_gib: Annotated[float, Gt(0)] | None,
     ) -> None:
         if threads is not None:
@@ -63,7 +64,10 @@ class Hardware:
         self.precision = precision if precision != "auto" else fastest_precision(self.device.type)
         self.micro_batch = micro_batch
         self.head_chunk = head_chunk
+        if grow == "batch" and not fit:
+            raise ConfigError("hardware.grow=batch: needs hardware.fit=true; allowed without: micro_batch")
         self.fit = fit
+        self.grow = grow
         self.memory_gib = memory_gib
 
     def autocast(self) -> AbstractContextManager[None]:
@@ -123,7 +127,8 @@ class CpuMemory:
         self.limit = given or min([available, *limits()])
 
     def restart(self) -> None:
-        """Makes the peak what is resident now."""
+        """Gives freed blocks back and makes the peak what is resident now."""
+        release_freed_memory()
         CLEAR_REFS.write_text("5", encoding="ascii")
 
     def peak(self) -> int:
@@ -199,6 +204,14 @@ def keep_freed_memory() -> bool:
     except (OSError, AttributeError):  # another C library
         return False
     return all(any(mallopt(name, size) == 1 for size in KEPT_BYTES) for name in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD))
+
+
+def release_freed_memory() -> bool:
+    """Has glibc give all freed blocks of this process back to the system; False where there were none, or no glibc."""
+    try:
+        return bool(ctypes.CDLL(None).malloc_trim(0))
+    except (OSError, AttributeError):  # another C library
+        return False
 
 
 def device_name(device: torch.device) -> str:

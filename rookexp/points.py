@@ -18,7 +18,13 @@ TRIAL, SWEEP = "trial.json", "sweep.json"
 MAIN = "gain"  # the figure by which points are judged
 # Name, what it is, which way is better (None: neither), keys of the config that define it, so that values under
 # different ones are no measurements of the same thing.
-SCORED = ("reward", "eval.max_new_tokens", "eval._target_")
+SCORED = (
+    "reward",
+    "eval.max_new_tokens",
+    "eval._target_",
+    "task.sampling.P.max_new_tokens",
+    "task.sampling.A.max_new_tokens",
+)
 FIGURES: dict[str, tuple[str, Literal["up", "down"] | None, tuple[str, ...]]] = {
     "gain": ("last minus first greedy reward", "up", SCORED),
     "reward": ("last greedy reward", "up", SCORED),
@@ -27,9 +33,13 @@ FIGURES: dict[str, tuple[str, Literal["up", "down"] | None, tuple[str, ...]]] = 
     "kl": (
         "forward KL to the reference, nats a token, mean of the last 20 steps",
         None,
-        ("model", "reference", "grpo.temperature"),
+        ("model", "reference", "grpo.temperature", "task.sampling"),
     ),
-    "entropy": ("entropy of the policy, nats a token, mean of the last 20 steps", None, ("grpo.temperature",)),
+    "entropy": (
+        "entropy of the policy, nats a token, mean of the last 20 steps",
+        None,
+        ("grpo.temperature", "task.sampling"),
+    ),
     "kl_share": ("KL penalty beside the advantages, mean of the last 20 steps", None, ()),
     "dead_groups": ("share of groups whose rewards are all equal, mean of the last 20 steps", "down", ()),
     "grad_norm_max": ("largest gradient norm before clipping", None, ()),

@@ -110,17 +110,23 @@ class Rehearsal:
         count = min(size.prompts, len(asked))
         self.prompts = tuple(asked[i * (len(asked) - 1) // max(1, count - 1)] for i in range(count))
         self.rows = min(size.rows, self.own.group_size)
-        self.tokens = min(size.tokens, self.own.sampling.max_new_tokens)
-        self.temperature = self.own.sampling.temperature
+        ways = [self.own.source.sampling_of(prompt) for prompt in self.prompts]
+        self.tokens = min(size.tokens, *(way.max_new_tokens for way in ways))
+        self.filtered = any(way.top_k or way.top_p for way in ways)
+        by_prompt = torch.tensor([way.temperature for way in ways], device=self.device)
+        self.temperatures = by_prompt.repeat_interleave(self.rows)  # of each row, as configured
+        self.temperature = " and ".join(f"{each:g}" for each in dict.fromkeys(way.temperature for way in ways))
 
     def objective(self, autocast: Callable[[], AbstractContextManager[None]] = nullcontext, **of_source: Any) -> GRPO:
         """The objective, in fp32 unless an `autocast` is given, whose experience has the sampler's own log-probs."""
-        sampling = replace(self.own.sampling, max_new_tokens=self.tokens)
-        same = {"group_size": self.rows, "sampling": sampling, "autocast": autocast}
+        source = self.own.source
+        short = {kind: replace(way, max_new_tokens=self.tokens) for kind, way in source.own_sampling.items()}
+        same = {"group_size": self.rows, "autocast": autocast}
         fixed = {"task": _Asked(self.prompts), "resamples": 0, "overlong_buffer": None}
+        fixed |= {"sampling": replace(source.sampling, max_new_tokens=self.tokens), "own_sampling": short}
         return altered(
             self.own,
-            source=altered(self.own.source, **same | fixed | of_source),
+            source=altered(source, **same | fixed | of_source),
             baseline=copy.deepcopy(self.own.baseline),
             dead_groups="kept",
             mask_truncated=False,
@@ -146,14 +152,16 @@ class Rehearsal:
     def recited(self) -> Recital:
         """What becomes of blind ids and, after every second prompt, of a gold answer that fits."""
         gold = {prompt.text: self.words.encode(answer) for prompt, answer in self.golds}
-        room = self.own.sampling.max_new_tokens
+        own = self.own.source
         scripts = []
         for i, prompt in enumerate(self.prompts):
             answer = gold.get(prompt.text, [])
-            ids = answer if i % 2 and 0 < len(answer) < room else self.blind[i]
+            ids = answer if i % 2 and 0 < len(answer) < own.sampling_of(prompt).max_new_tokens else self.blind[i]
             scripts.append((*ids, self.words.eot_id))
-        reward = _Listening(self.own.source.reward)
-        objective = self.objective(policy=Reciter(self.policy, scripts), reward=reward, sampling=self.own.sampling)
+        reward = _Listening(own.reward)
+        whole: dict[str, Any] = {"reward": reward, "sampling": own.sampling, "own_sampling": own.own_sampling}
+        said = [scripts[p] for some, _ in own.batches(self.prompts) for p in some]
+        objective = self.objective(policy=Reciter(self.policy, said), **whole)
         experience = objective.collect(self.subject.step)[0]
         return Recital(tuple(scripts), experience, tuple(reward.texts))
 
@@ -169,6 +177,14 @@ class Rehearsal:
         """What the reward says is right, where it finds that out for itself, else what the task says."""
         knowing = (part for part in (self.own.source.reward, self.task) if isinstance(part, Answers))
         return next((answer for part in knowing if (answer := part.gold(prompt)) is not None), None)
+
+    def limits(self, prompt: Prompt) -> dict[str, int]:
+        """The keys that limit a completion of the prompt, in rollouts and evaluation, and the tokens they allow."""
+        own, greedy, kind = self.own.source, self.subject.greedy, prompt.task
+        key = f"task.sampling.{kind}"
+        keys = (key if kind in own.own_sampling else "grpo", key if kind in greedy.own_lengths else "eval")
+        lengths = (own.sampling_of(prompt).max_new_tokens, greedy.length_of(prompt))
+        return {f"{key}.max_new_tokens": length for key, length in zip(keys, lengths, strict=True)}
 
     @cached_property
     def trained_on(self) -> Float[Tensor, " m"]:
@@ -205,14 +221,15 @@ class Rehearsal:
             at, of = columns - 1 + position, columns + token
             inside = (at >= 0) & (at < len(hidden)) & (of < len(hidden))
             at, of = at.clamp(0, len(hidden) - 1), of.clamp(max=len(hidden) - 1)
-            logits = hidden[at].float() @ self.policy.head_weight.detach().float().T / (temperature or self.temperature)
+            heat = temperature or self.temperatures[row]
+            logits = hidden[at].float() @ self.policy.head_weight.detach().float().T / heat
             logprobs = logits.log_softmax(1).gather(1, self.sampled.tokens[row, of, None])[:, 0]
             found.append(torch.where(inside, logprobs, torch.nan))
         return torch.cat(found)
 
 
 class Reciter:
-    """A policy that says a script after each prompt, whatever it is asked, and is sure of every word."""
+    """A policy that says the next script after each prompt, whatever it is asked, and is sure of every word."""
 
     def __init__(self, policy: Any, scripts: Sequence[Sequence[int]]) -> None:
         self.config = policy.config
@@ -221,14 +238,17 @@ class Reciter:
         longest = max(map(len, scripts)) + 1
         padded = [[*script, *[script[-1]] * (longest - len(script))] for script in scripts]
         self.scripts = torch.tensor(padded, device=policy.head_weight.device)  # (P, C)
+        self.asked = 0  # prompts that have come, in one batch or several
 
     def prefill(
         self, tokens: Int[Tensor, "p t"], lengths: Int[Tensor, " p"], group_size: int, capacity: int
     ) -> tuple[Int[Tensor, "p 1"], Reciter]:
         """The first word of each prompt's script in place of its hidden state; the cache is this object."""
-        self.owner = torch.arange(len(tokens), device=tokens.device).repeat_interleave(group_size)
+        prompts = torch.arange(self.asked, self.asked + len(tokens), device=tokens.device)
+        self.asked += len(tokens)
+        self.owner = prompts.repeat_interleave(group_size)
         self.place = torch.zeros_like(self.owner)
-        return self.scripts[:, :1], self
+        return self.scripts[prompts, :1], self
 
     def keep(self, rows: Int[Tensor, " n"]) -> None:
         """Drops all rows but these."""

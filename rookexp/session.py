@@ -176,9 +176,11 @@ def train(training: Training, config: Mapping[str, Any], folder: Path, trial: Tr
     """Checks itself, trains, judges the run by its own records, and shows the end of it.
 
     `trial` is what the run is of a sweep, which may end it early.
-    Raises: CheckupFailed before anything is logged, unless `doctor=off`; VerdictFailed where `verdict=require` and a
-    criterion failed; RunPruned.
+    Raises: Reconfigured where the device asks for another batch, CheckupFailed unless `doctor=off`, both before
+    anything is logged; VerdictFailed where `verdict=require` and a criterion failed; RunPruned.
     """
+    if training.finder is not None:
+        training.finder.grow(training.trainer, folder)
     if config["doctor"] == "quick":
         examine(training, checkup.QUICK)
     trainer = training.trainer

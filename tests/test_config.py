@@ -9,6 +9,7 @@ import functools
 import inspect
 import re
 import textwrap
+import types
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from rookexp import aggregation, build, check, composing, data, door, kl, nodes, session, uci, uci_protocol
 from rookexp.corpus import Corpus
 from rookexp.errors import ConfigError, EngineError
+from rookexp.generate import Sampling
 from rookexp.rewards.engine import find_stockfish
 
 CONF = composing.conf_dir()
@@ -62,6 +64,7 @@ def check_door(name: str, config: Mapping[str, Any]) -> None:
     else:
         Corpus(**data.check_config(config))  # it knows the names of its shares, as the other does
         nodes.make(config["mix"])
+        nodes.make(config["transitions"])
 
 
 # ---- options --------------------------------------------------------------------------------------------------------
@@ -136,6 +139,47 @@ def test_every_field_has_a_comment(path: Path) -> None:
         key = re.match(r"\s*([a-z]\w*):\s*\S", line)
         assert said or not key or " # " in line, f"{path.name}: {key[1]} has no comment"
         said = line.strip().startswith("#") or (said and re.match(r"\s*[a-z]\w*:", line) is not None)
+
+
+MIXES = ("rookworld_mix", "rookworld_phases", "rookworld")
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_each_kind_of_prompt_may_be_sampled_in_its_own_way(name: str) -> None:
+    task = types.SimpleNamespace(kinds=("P", "A"))
+
+    def found(*words: str) -> tuple[Any, Any]:
+        config = compose(f"task={name}", "grpo.temperature=0.9", *words)
+        build.check_config(config)
+        task.sampling = config["task"]["sampling"]
+        shared = build.shared_sampling(config["grpo"])
+        own = build.own_sampling(task, shared)
+        return own, build.own_lengths(own, shared)
+
+    shared = Sampling(temperature=0.9, top_k=None, top_p=None, max_new_tokens=80)
+    assert found() == ({}, {})
+    assert found("task.sampling.A.temperature=0.9", "~task.sampling.P.temperature") == ({}, {}), "absent: as all"
+    hot = dataclasses.replace(shared, temperature=1.2, top_p=0.9)
+    assert found("task.sampling.A.temperature=1.2", "task.sampling.A.top_p=0.9") == ({"A": hot}, {})
+    longer = dataclasses.replace(shared, max_new_tokens=144)
+    assert found("task.sampling.P.max_new_tokens=144") == ({"P": longer}, {"P": 144})
+
+
+@pytest.mark.parametrize(
+    ("word", "line"),
+    [
+        ("task.sampling.A.temperature=0", r"task\.sampling\.A\.temperature=0: allowed: a number > 0"),
+        ("task.sampling.P.max_new_tokens=0", r"task\.sampling\.P\.max_new_tokens=0: allowed: an integer >= 1"),
+        ("+task.sampling.P.top_q=1", r"task\.sampling\.P\.top_q=1: no such key; .*did you mean task.sampling.P.top_"),
+        ("task.sampling.P=3", r"task\.sampling\.P=3: allowed: a mapping"),
+        ("+task.sampling.B.temperature=1", r"task\.sampling\.B: no such prompts in this task; allowed .*: P, A"),
+    ],
+)
+def test_a_way_to_sample_that_there_is_not_is_one_line(word: str, line: str) -> None:
+    config = compose(*TINY, "task=rookworld_mix", word)
+    with pytest.raises(ConfigError, match=line) as found:
+        build.build_training(config, Path("nowhere"))
+    assert "\n" not in str(found.value)
 
 
 def test_values_come_from_one_place() -> None:

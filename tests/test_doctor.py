@@ -54,6 +54,13 @@ class AskVowels(Ask):
         return self.answer
 
 
+class AskInTurn(AskVowels):
+    """Asks prompts of the kinds P and A in turn."""
+
+    def select(self, step: int) -> tuple[Prompt, ...]:
+        return tuple(replace(prompt, task="PA"[i % 2]) for i, prompt in enumerate(super().select(step)))
+
+
 @dataclass
 class World:
     """What a run of the tiny world is made of; a bug is planted into some part of it."""
@@ -67,6 +74,7 @@ class World:
     lr: float = 1e-3
     step: int = 0
     objective: dict[str, Any] = field(default_factory=dict)
+    own_lengths: dict[str, int] = field(default_factory=dict)
 
     def subject(self) -> Subject:
         parts = {"task": self.task, "reward": self.reward, "tokenizer": self.tokenizer}
@@ -82,6 +90,7 @@ class World:
             prompts=self.task.select(0),
             reward=self.evaluated_by or self.reward,
             max_new_tokens=LONGEST,
+            own_lengths=self.own_lengths,
             autocast=nullcontext,
         )
         return Subject(objective, made, greedy, self.tokenizer, self.step)
@@ -137,6 +146,23 @@ def test_a_healthy_run_has_no_finding(name: str) -> None:
     expected = {} if "bf16" in name else {"rounding": "the run computes in fp32"}
     expected |= {"reference": "the coefficient is always 0"} if name == "no kl" else {}
     assert skipped == expected
+
+
+OWN = generate.Sampling(temperature=0.7, top_k=None, top_p=0.9, max_new_tokens=5)
+
+
+@pytest.mark.parametrize("autocast", [{}, {"autocast": bf16, "exact_sampler": False}])
+def test_kinds_that_are_sampled_in_their_own_way_are_healthy(autocast: dict[str, Any]) -> None:
+    objective = {"temperature": 1.3, "own_sampling": {"A": OWN}, **autocast}
+    assert not World(task=AskInTurn(), objective=objective, own_lengths={"A": 5}).examined()[0]
+
+
+def test_a_gold_answer_that_its_own_kind_cuts_off_is_named() -> None:
+    short = {"own_sampling": {"A": replace(OWN, max_new_tokens=4)}}
+    findings, _ = World(task=AskInTurn(), objective=short, own_lengths={"A": 4}).examined()
+    assert list(findings) == ["max new tokens"]
+    assert findings["max new tokens"].cause == "a right answer cut off by task.sampling.A.max_new_tokens=4"
+    assert findings["max new tokens"].fix == "set task.sampling.A.max_new_tokens to 5 or more."
 
 
 def test_what_cannot_be_asked_is_skipped_with_the_reason() -> None:

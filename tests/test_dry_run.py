@@ -66,7 +66,7 @@ def test_phases_are_listed_and_those_that_are_not_reached_fail(capsys: Any) -> N
     tasks = {"P": Letters("P"), "A": Letters("A")}
     for steps, failed in ((30, []), (10, ["phases"])):
         table = dry_run.Table()
-        task = Phases(tasks=tasks, phases=["P", "A"], steps=[10, None], total_steps=steps)
+        task = Phases(tasks=tasks, phases=["P", "A"], steps=[10, None], total_steps=steps, sampling={})
         dry_run.phases(table, task, dry_run.steps_of(task, steps), steps)
         assert table.failed == failed
     assert [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()] == [
@@ -81,6 +81,10 @@ def test_phases_are_listed_and_those_that_are_not_reached_fail(capsys: Any) -> N
     ("overrides", "words"),
     [
         (("grpo.max_new_tokens=20",), "FAIL lengths .*grpo.max_new_tokens=20: at least "),
+        (
+            ("task=rookworld_mix", "reward=rookworld", "task.sampling.A.max_new_tokens=9"),
+            "FAIL lengths .*A: .*task.sampling.A.max_new_tokens=9: at least ",
+        ),
         (("model=gpt2_tiny", "model.n_positions=90"), "FAIL lengths .*the model has 90 positions"),
         ((f"eval.positions={ASSETS}/train.jsonl",), "FAIL split .*4 of these on positions that are trained"),
         (("reward.best=0", "reward.candidates=0", "reward.evals=0"), "FAIL gold answers .*no more than an empty one"),

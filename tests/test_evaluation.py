@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,13 +29,16 @@ class Parity(Vowels):
         return Scores(scores.rewards, {**scores.parts, "even": torch.tensor(even), "never": torch.tensor(never)})
 
 
-def greedy(model: Any, prompts: tuple[Prompt, ...] = ASKED, max_new_tokens: int = 5) -> Greedy:
+def greedy(
+    model: Any, prompts: tuple[Prompt, ...] = ASKED, max_new_tokens: int = 5, own_lengths: dict[str, int] | None = None
+) -> Greedy:
     return Greedy(
         policy=model,
         tokenizer=Letters(),
         prompts=prompts,
         reward=Parity(),
         max_new_tokens=max_new_tokens,
+        own_lengths=own_lengths or {},
         autocast=nullcontext,
     )
 
@@ -62,6 +66,17 @@ def test_answers_are_the_likeliest_tokens_and_scored_by_the_reward() -> None:
     assert metrics["eval/reward_std"] == pytest.approx(rewards.std(correction=0).item())
     assert {cut for _, cut in expected} == {True, False}
     assert metrics["eval/truncated_frac"] == pytest.approx(sum(cut for _, cut in expected) / len(ASKED))
+
+
+def test_a_kind_of_prompt_may_have_longer_answers() -> None:
+    kinds = tuple(replace(prompt, task="PA"[i % 2]) for i, prompt in enumerate(ASKED))
+    both, short, long = (greedy(policy(5), kinds, n, own) for n, own in ((2, {"A": 5}), (2, None), (5, None)))
+    metrics = [each(0) for each in (both, short, long)]
+    answers = [[row["completion"] for row in each.completions] for each in (both, short, long)]
+    assert answers[0] == [answers[1 + i % 2][i] for i in range(len(kinds))]
+    assert answers[1] != answers[0] != answers[2]
+    assert metrics[0]["eval/truncated_frac"] <= metrics[1]["eval/truncated_frac"]
+    assert [row["prompt"] for row in both.completions] == [prompt.text for prompt in kinds]
 
 
 def test_a_part_is_averaged_over_the_prompts_to_which_it_applies() -> None:

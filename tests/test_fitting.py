@@ -5,27 +5,32 @@ from __future__ import annotations
 import copy
 import json
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from tiny import LONGEST, gae, grpo, policy, trainer
 
-from rookexp import door, fitting, train
-from rookexp.errors import ConfigError
-from rookexp.fitting import Rung, WorstCase
+from rookexp import door, fitting, generate, probes, train
+from rookexp.errors import ConfigError, Reconfigured
+from rookexp.evaluation import Greedy
+from rookexp.fitting import Batch, WorstCase
 from rookexp.generate import Sampling
 from rookexp.hardware import GIB, Hardware
 from rookexp.objectives.likelihood import Documents
 from rookexp.optim import AdamW, Muon
+from rookexp.probes import Decoding, Rung
 from rookexp.schedule import Constant
 from rookexp.trainer import Trainer
+from rookexp.types import Prompt
 
 CASE = WorstCase(rows=100, prompt=6, completion=LONGEST, per_prompt=4, temperature=1.0)
 HARDWARE: dict[str, Any] = {"device": "cpu", "threads": None, "precision": "fp32", "micro_batch": 3, "head_chunk": 7}
-HARDWARE |= {"fit": True, "memory_gib": None}
+HARDWARE |= {"fit": True, "grow": "micro_batch", "memory_gib": None}
 
 
 class Meter:
@@ -220,29 +225,180 @@ class Asked:
         self.lengths = lengths
 
     def select(self, step: int) -> tuple[Any, ...]:
-        return tuple(type("Asked", (), {"ids": (1,) * length})() for length in self.lengths[step])
+        return tuple(Prompt("b" * length, (1,) * length, None, "P") for length in self.lengths[step])
+
+
+SAMPLING = Sampling(temperature=0.7, top_k=None, top_p=None, max_new_tokens=20)
+LONG = Sampling(temperature=1.0, top_k=5, top_p=None, max_new_tokens=30)
+
+
+def rollouts_finder(
+    places: int, group_size: int = 6, minibatches: int = 1, own: dict[str, Sampling] | None = None, **hardware: Any
+) -> fitting.Finder:
+    """A finder for three steps of two prompts of kind P each, and an evaluation of the last."""
+    task = Asked((3, 4), (9, 5), (2, 2))
+    made = grpo(policy(), task=task, sampling=SAMPLING, own_sampling=own or {}, group_size=group_size)
+    lengths = {kind: sampling.max_new_tokens for kind, sampling in (own or {}).items()}
+    greedy = Greedy(
+        policy=made.policy,
+        tokenizer=made.source.tokenizer,
+        prompts=task.select(2),
+        reward=made.source.reward,
+        max_new_tokens=7,
+        own_lengths=lengths,
+        autocast=nullcontext,
+    )
+    here = Hardware(**HARDWARE | {"memory_gib": 1.0} | hardware)
+    found = fitting.for_rollouts(here, made.source, greedy, range(3), places, Batch(2, group_size, minibatches))
+    assert found is not None
+    return found
 
 
 def test_rows_are_as_long_as_any_of_the_run() -> None:
-    hardware = Hardware(**HARDWARE | {"memory_gib": 1.0})
-    sampling = Sampling(temperature=0.7, top_k=None, top_p=None, max_new_tokens=20)
-
     def case(places: int, group_size: int, minibatches: int) -> WorstCase:
-        task = Asked((3, 4), (9, 5), (2, 2))
-        found = fitting.for_rollouts(hardware, task, range(3), places, sampling, group_size, minibatches)
-        assert found is not None
-        return found.case
+        return rollouts_finder(places, group_size, minibatches).case
 
     assert case(100, 6, 1) == WorstCase(rows=12, prompt=9, completion=20, per_prompt=6, temperature=0.7)
     assert case(100, 6, 5) == WorstCase(rows=3, prompt=9, completion=20, per_prompt=1, temperature=0.7)
     assert (case(24, 6, 1).prompt, case(24, 6, 1).completion) == (4, 20), "no room for both"
     assert case(12, 6, 1).completion == 10
+    hardware = Hardware(**HARDWARE | {"memory_gib": 1.0})
     documents = fitting.for_documents(hardware, Documents([[1, 2], [1, 2, 3, 4], [5]], [1, 1, 1]), 32)
     assert documents is not None
     assert documents.case == WorstCase(rows=32, prompt=0, completion=4, per_prompt=32, temperature=1.0)
+    hardware.grow = "batch"
+    with pytest.raises(ConfigError, match=r"hardware\.grow=batch: of rollouts alone; .*batch_documents"):
+        fitting.for_documents(hardware, Documents([[1]], [1]), 32)
     hardware.fit = False
     assert fitting.for_documents(hardware, Documents([[1]], [1]), 32) is None
-    assert fitting.for_rollouts(hardware, Asked(), range(3), 24, sampling, 6, 1) is None
+    made = grpo(policy())
+    assert fitting.for_rollouts(hardware, made.source, None, range(3), 24, Batch(2, 6, 1)) is None  # type: ignore[arg-type]
+
+
+def test_what_is_decoded_is_the_largest_batch_of_the_run() -> None:
+    greedy = replace(SAMPLING, temperature=0.0)
+    sampled, evaluated = rollouts_finder(100).decodings
+    assert sampled == Decoding("sampling", 2, 6, 9, SAMPLING)
+    assert evaluated == Decoding("evaluation", 2, 1, 2, replace(greedy, max_new_tokens=7))
+    assert rollouts_finder(24).decodings[0].work == 12 * 24, "no room for both"
+    own = rollouts_finder(100, own={"P": LONG})
+    assert own.case.completion == 30
+    assert own.decodings == [
+        Decoding("sampling", 2, 6, 9, LONG),
+        replace(evaluated, sampling=replace(greedy, max_new_tokens=30)),
+    ]
+
+
+# ---- decoding -------------------------------------------------------------------------------------------------------
+
+
+class Drawn:
+    """Counts the rows that are drawn at one time in a meter, and has no memory for more than `most`."""
+
+    def __init__(self, meter: Meter, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[tuple[int, int, float]] = []
+        sample = generate.sample
+
+        def spied(model: Any, prompts: Any, seeds: Any, sampling: Sampling, eot_id: int) -> Any:
+            found = sample(model, prompts, seeds, sampling, eot_id)
+            assert int(found.mask.sum()) == len(seeds) * sampling.max_new_tokens, "no row ends before the longest"
+            self.calls.append((len(prompts), len(seeds), sampling.temperature))
+            meter.rows = len(seeds)
+            if len(seeds) > most:
+                torch.empty(1 << 60)  # which a CPU refuses with a plain RuntimeError
+            return found
+
+        monkeypatch.setattr(generate, "sample", spied)
+
+
+SAMPLED = Decoding("sampling", 8, 4, 6, replace(SAMPLING, max_new_tokens=5))
+EVALUATED = Decoding("evaluation", 2, 1, 4, replace(SAMPLING, temperature=0.0, max_new_tokens=6))
+
+
+def test_sampling_and_evaluation_are_tried_at_the_size_that_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    meter = Meter()
+    drawn = Drawn(meter, 100, monkeypatch)
+    made = tiny_trainer(meter)
+    before = everything(made)
+    rungs = fitting.climb(made, replace(CASE, rows=4), meter, [SAMPLED, EVALUATED])
+    assert everything(made) == before
+    assert drawn.calls == [(2, 8, 0.7), (4, 16, 0.7), (8, 32, 0.7), (1, 1, 0.0), (2, 2, 0.0)]
+    assert [(rung.what, rung.rows, rung.peak_gib) for rung in rungs] == [
+        *(("update", n, n) for n in (2, 4)),
+        *(("sampling", n, n) for n in (8, 16, 32)),
+        *(("evaluation", n, n) for n in (1, 2)),
+    ]
+    assert fitting.best(rungs, CASE) in (2, 4), "not a batch that was decoded"
+    probes.refuse_what_cannot_be_decoded(rungs, [SAMPLED, EVALUATED])
+    assert "sampling" in fitting.table(rungs, meter.limit)
+
+
+@pytest.mark.parametrize(("fixed", "most", "calls"), [(0, 20, 3), (0, 10, 2), (80, 100, 2), (60, 100, 3)])
+def test_a_batch_that_cannot_be_decoded_is_one_line(
+    fixed: int, most: int, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter = Meter(fixed)
+    drawn = Drawn(meter, most, monkeypatch)
+    rungs = fitting.climb(tiny_trainer(meter), replace(CASE, rows=2), meter, [SAMPLED])
+    assert len(drawn.calls) == calls
+    assert rungs[-1].rows == 32
+    with pytest.raises(
+        ConfigError, match=r"sampling of 32 rows of 11 tokens takes .* at most 85%.*lower grpo\.prompts"
+    ):
+        probes.refuse_what_cannot_be_decoded(rungs, [SAMPLED])
+
+
+def test_a_cpu_that_has_no_more_memory_ends_the_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
+    meter = Meter()
+    made = tiny_trainer(meter)
+    loss = made.objective.loss
+
+    def greedy_for_memory(micro: Any) -> Any:
+        return torch.empty(1 << 60) if len(micro.tokens) > 4 else loss(micro)
+
+    made.objective.loss = greedy_for_memory  # type: ignore[method-assign]
+    assert fitting.climb(made, CASE, meter)[-1] == Rung(8, None, None, None)
+
+
+# ---- a batch that grows ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fixed", "most", "given", "expected"),
+    [(0, 1000, 2, 16), (0, 50, 2, 12), (0, 1000, 16, 16), (0, 1000, 20, 20), (70, 1000, 2, 2), (0, 3, 2, 2)],
+)
+def test_a_step_has_as_many_prompts_as_one_micro_batch_holds(
+    fixed: int, most: int, given: int, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter = Meter(fixed)  # 64 rows, of 100 GiB, are the most below 85
+    Drawn(meter, most, monkeypatch)
+
+    def update(self: Trainer, step: int, experience: Any) -> dict[str, float]:
+        meter.rows = self.micro_batch
+        return {}
+
+    monkeypatch.setattr(Trainer, "update", update)
+    made = tiny_trainer(meter)
+    before = everything(made)
+    case = replace(SAMPLED, prompts=given)
+
+    def finder(prompts: int) -> fitting.Finder:
+        made = fitting.Finder(Hardware(**HARDWARE | {"grow": "batch"}), CASE, [case], Batch(prompts, 4, 1))
+        made.memory = meter
+        return made
+
+    if expected == given:
+        finder(given).grow(made, tmp_path)
+    else:
+        with pytest.raises(Reconfigured) as found:
+            finder(given).grow(made, tmp_path)
+        assert (found.value.key, found.value.value) == ("grpo.prompts_per_step", expected)
+        monkeypatch.setattr(fitting, "ascend", None)  # what the folder knows is not found anew
+        finder(expected).grow(made, tmp_path)
+    assert everything(made) == before
+    assert json.loads((tmp_path / fitting.PROFILE).read_text(encoding="utf-8"))["prompts_per_step"] == expected
+    fixed_batch = fitting.Finder(Hardware(**HARDWARE), CASE, [case], Batch(given, 4, 1))
+    fixed_batch.grow(made, tmp_path)  # without the word nothing grows
 
 
 def test_the_rows_that_are_tried() -> None:
@@ -260,7 +416,7 @@ def test_the_rows_that_are_tried() -> None:
 
 def test_a_run_that_goes_on_keeps_its_micro_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     meter = Meter()
-    finder = fitting.Finder(Hardware(**HARDWARE), replace(CASE, rows=8))
+    finder = fitting.Finder(Hardware(**HARDWARE), replace(CASE, rows=8), (), None)
     finder.memory = meter
     made = tiny_trainer(meter)
     finder.apply(made, tmp_path)
@@ -279,6 +435,26 @@ def test_a_run_that_goes_on_keeps_its_micro_batch(tmp_path: Path, capsys: pytest
     assert made.micro_batch != 6, "another question"
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="no peak of a process elsewhere")
+def test_a_run_grows_and_says_so_in_its_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet_logging: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "debug=fast model=fresh_nano model.n_layer=1 model.n_head=2 model.n_embd=16 grpo.group_size=3"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(fitting, "SIZES", (2, 4, 8, 12))
+    monkeypatch.setattr(
+        sys, "argv", ["train", *words.split(), "hardware.fit=true", "hardware.grow=batch", "hydra.run.dir=run"]
+    )
+    door.enter(train.train, "config")
+    config = yaml.safe_load(Path("run", "config.yaml").read_text(encoding="utf-8"))
+    assert config["grpo"]["prompts_per_step"] == config["task"]["prompts"] == 4
+    assert "grpo.prompts_per_step=4, of 2 given" in capsys.readouterr().out
+    rows = [json.loads(line) for line in Path("run", "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert rows[-1]["completions/sampled"] == 12
+    assert json.loads(Path("run", "summary.json").read_text(encoding="utf-8"))["status"] == "finished"
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="no peak of a process elsewhere")
 def test_a_run_fits_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet_logging: None) -> None:
     words = "debug=fast model=fresh_nano model.n_layer=1 model.n_head=2 model.n_embd=16 grpo.group_size=3"
@@ -294,7 +470,8 @@ def test_a_run_fits_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quie
     monkeypatch.setattr(Trainer, "update", spied)
     door.enter(train.train, "config")
     profile = json.loads(Path("run", fitting.PROFILE).read_text(encoding="utf-8"))
-    assert [rung["rows"] for rung in profile["rungs"]] == [2, 4, 6]
+    assert [rung["rows"] for rung in profile["rungs"] if rung["what"] == "update"] == [2, 4, 6]
+    assert {rung["what"] for rung in profile["rungs"]} == {"update", "sampling", "evaluation"}
     assert all(0 < rung["utilisation"] < 1 for rung in profile["rungs"])
     assert profile["asked"]["case"]["rows"] == 6
     assert profile["asked"]["case"]["completion"] == 4

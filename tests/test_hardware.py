@@ -22,7 +22,7 @@ from rookexp.errors import ConfigError
 from rookexp.hardware import Hardware
 
 CPU: dict[str, Any] = {"device": "cpu", "threads": None, "precision": "fp32", "micro_batch": 4, "head_chunk": 64}
-CPU |= {"fit": False, "memory_gib": None}
+CPU |= {"fit": False, "grow": "micro_batch", "memory_gib": None}
 
 
 @pytest.fixture(autouse=True)

@@ -97,6 +97,7 @@ def reinforced(reward: Any = None, minibatches: int = 1, **changes: Any) -> set[
         prompts=Ask(LETTERS[1:5]).select(0),
         reward=reward,
         max_new_tokens=3,
+        own_lengths={},
         autocast=torch.no_grad,
     )
     return names_of(objective, greedy, minibatches=minibatches)

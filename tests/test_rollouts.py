@@ -12,8 +12,9 @@ import torch
 from tiny import EOT, LONGEST, PROMPTS, Ask, Letters, Vowels, grpo, policy
 from torch import Tensor
 
-from rookexp import generate
+from rookexp import aggregation, generate
 from rookexp.errors import ConfigError
+from rookexp.generate import Sampling
 from rookexp.objectives.rollout_metrics import rollout_metrics
 from rookexp.types import Prompt, Rollouts, Scores
 
@@ -76,6 +77,93 @@ def test_texts_tokens_and_ends_are_of_one_completion() -> None:
         assert (completion[-1] == EOT) != bool(rollouts.truncated[row])
         assert not rollouts.logprobs[row][~rollouts.mask[row]].any()
     assert rollouts.temperature.tolist() == [1.0] * 12
+
+
+# ---- each kind in its own way ---------------------------------------------------------------------------------------
+
+
+class Kinds(Ask):
+    """Prompts of the kinds P and A in turn."""
+
+    def select(self, step: int) -> tuple[Prompt, ...]:
+        return tuple(replace(prompt, task="PA"[i % 2]) for i, prompt in enumerate(super().select(step)))
+
+
+COLD = Sampling(temperature=0.7, top_k=5, top_p=0.9, max_new_tokens=3)
+
+
+def kinds(**changes: Any) -> Any:
+    """Four prompts, P and A in turn, four completions each; A is sampled in its own way, P at temperature 1.3."""
+    return grpo(policy(), **{"task": Kinds(FOUR), "temperature": 1.3, "own_sampling": {"A": COLD}} | changes)
+
+
+def test_each_kind_is_sampled_as_in_a_run_of_its_own() -> None:
+    rollouts = kinds().source.collect(3)[0]
+    hot, cold = (kinds(own_sampling={}, **way).source.collect(3)[0] for way in ({}, {"sampling": COLD}))
+    width = rollouts.tokens.shape[1]
+    assert [prompt.text for prompt in rollouts.prompts] == list(FOUR)
+    for row in range(16):
+        alone = (hot, cold)[row // 4 % 2]
+        assert rollouts.texts[row] == alone.texts[row]
+        for name in ("tokens", "mask", "logprobs"):
+            one, other = getattr(rollouts, name)[row], getattr(alone, name)[row]
+            both = min(width, len(other))
+            assert torch.allclose(one[:both], other[:both], atol=1e-5), "but for rounding, as others share the batch"
+            assert not one[both:].any()
+            assert not other[both:].any()
+        assert rollouts.truncated[row] == alone.truncated[row]
+    lengths = rollouts.mask.sum(1).view(4, 4)
+    assert lengths[1::2].max() == 3
+    assert lengths[::2].max() == LONGEST
+    assert rollouts.temperature.view(4, 4)[:, 0].tolist() == pytest.approx([1.3, 0.7, 1.3, 0.7])
+
+
+@pytest.mark.parametrize("changes", [{}, {"dead_groups": "resampled", "reward": AnyVowel()}, {"single_update": False}])
+def test_every_ratio_is_one_whatever_the_temperatures(changes: dict[str, Any]) -> None:
+    objective = kinds(**changes)
+    experience, metrics = objective.collect(3)
+    found = objective.loss(experience).per_token
+    assert float((found["ratio/max"] - 1).abs().max()) < 1e-5
+    if not changes:
+        assert float(found["sampler/abs_logprob_error"].max()) < 1e-5
+    assert metrics["completions/sampled"] >= 16
+    assert experience.temperature.view(4, 4)[:, 0].tolist() == pytest.approx([1.3, 0.7, 1.3, 0.7])
+
+
+def test_a_kind_that_is_not_asked_and_one_that_is_sampled_as_all_change_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[int] = []
+    sample = generate.sample
+    monkeypatch.setattr(generate, "sample", lambda *given: (calls.append(len(given[1])), sample(*given))[1])
+    plain = sampled()
+    same = Sampling(temperature=1.0, top_k=None, top_p=None, max_new_tokens=LONGEST)
+    for own in ({"P": COLD}, {"letters": same}):
+        other = sampled(own_sampling=own)
+        assert other.texts == plain.texts
+        assert torch.equal(other.logprobs, plain.logprobs)
+    assert calls == [3, 3, 3], "prompts that are sampled in one way are completed together"
+    alone = sampled(own_sampling={"letters": COLD})
+    assert calls[3:] == [3]
+    assert torch.equal(alone.logprobs, sampled(sampling=COLD).logprobs)
+
+
+def test_a_long_completion_is_one_near_the_end_of_its_own_kind() -> None:
+    objective = kinds(overlong_buffer=2, group_size=16)
+    rollouts, scores, _ = objective.source.collect(0)
+    lengths = rollouts.mask.sum(1).tolist()
+    limits = [(LONGEST, 3)[row // 16 % 2] for row in range(64)]
+    expected = [max(-1.0, min(0.0, (limit - 2 - n) / 2)) for n, limit in zip(lengths, limits, strict=True)]
+    assert scores.parts["overlong"].tolist() == pytest.approx(expected)
+    assert len({(limit, penalty) for limit, penalty in zip(limits, expected, strict=True)}) > 3
+    with pytest.raises(ConfigError, match=r"overlong_buffer=4: .*at most task\.sampling\.A\.max_new_tokens=3"):
+        kinds(overlong_buffer=4)
+
+
+def test_the_constant_length_is_the_longest_of_all_kinds() -> None:
+    experience, _ = kinds(aggregation=aggregation.constant_length).collect(3)
+    weights = experience.weights[experience.weights > 0]
+    assert weights.tolist() == pytest.approx([1 / (16 * LONGEST)] * len(weights))
 
 
 # ---- rewards --------------------------------------------------------------------------------------------------------

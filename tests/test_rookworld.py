@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rookexp.chess_text import Annotation, build_p
 from rookexp.errors import DataError
 from rookexp.rewards.chess import PolicyReward
+from rookexp.tasks.mixed import Mixed
 from rookexp.tasks.rookworld import PolicyTask, load_annotations
 
 
@@ -96,7 +97,16 @@ def test_balanced_passes_alternate_the_colours(folder: Path) -> None:
     task = task_of(write(folder / "uneven.jsonl", uneven))
     assert len(task.prompts()) == 8
     assert all(turns(task.select(step)) == "wbwb" for step in range(9))
-    assert len(task_of(write(folder / "uneven.jsonl", uneven), colours="as_found").prompts()) == 14
+    assert task.notes() == [
+        f"{folder}/uneven.jsonl: colours=balanced leaves out 6 of 14 positions, with White to move; "
+        "colours=as_found asks all"
+    ]
+    as_found = task_of(write(folder / "uneven.jsonl", uneven), colours="as_found")
+    assert (len(as_found.prompts()), as_found.notes()) == (14, [])
+    assert task_of(write(folder / "even.jsonl", rows)).notes() == []
+    tasks = {"P": task, "other": as_found}
+    mixed = Mixed(tasks=tasks, shares={"P": 0.5, "other": 0.5}, prompts=4, order="epochs", sampling={})
+    assert mixed.notes() == task.notes()
     with pytest.raises(DataError, match="as_found"):
         task_of(write(folder / "white.jsonl", rows[::2]))
 

@@ -41,7 +41,7 @@ class Numbers:
 
 def mixed(shares: dict[str, float], prompts: int, order: Any = "epochs", count: int = 7) -> Mixed:
     tasks = {name: Numbers(name, count) for name in shares}
-    return Mixed(tasks=tasks, shares=shares, prompts=prompts, order=order)
+    return Mixed(tasks=tasks, shares=shares, prompts=prompts, order=order, sampling={})
 
 
 @settings(max_examples=60, deadline=None)
@@ -91,7 +91,9 @@ def test_the_right_answer_is_the_owners() -> None:
     task = mixed({"P": 0.5, "A": 0.5}, prompts=4)
     assert task.kinds == ("P", "A")
     assert {task.gold(prompt) for prompt in task.select(0)} == {"P is right", "A is right"}
-    nested = Phases(tasks={"both": task, "B": Numbers("B", 3)}, phases=["B", "both"], steps=[1, None], total_steps=4)
+    nested = Phases(
+        tasks={"both": task, "B": Numbers("B", 3)}, phases=["B", "both"], steps=[1, None], total_steps=4, sampling={}
+    )
     assert [nested.gold(prompt) for prompt in nested.select(0)] == ["B is right"] * 3
     assert nested.gold(nested.select(1)[-1]) == "A is right"
 
@@ -102,7 +104,7 @@ def test_the_right_answer_is_the_owners() -> None:
 )
 def test_wrong_shares_are_refused(shares: dict[str, float], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        Mixed(tasks={"P": Numbers("P", 3), "A": Numbers("A", 3)}, shares=shares, prompts=2, order="epochs")
+        Mixed(tasks={"P": Numbers("P", 3), "A": Numbers("A", 3)}, shares=shares, prompts=2, order="epochs", sampling={})
 
 
 # ---- phases ---------------------------------------------------------------------------------------------------------
@@ -110,7 +112,7 @@ def test_wrong_shares_are_refused(shares: dict[str, float], words: str) -> None:
 
 def phased(phases: list[str], steps: list[int | None], total: int) -> Phases:
     tasks = {"P": Numbers("P", 100), "A": Numbers("A", 100)}
-    return Phases(tasks=tasks, phases=phases, steps=steps, total_steps=total)
+    return Phases(tasks=tasks, phases=phases, steps=steps, total_steps=total, sampling={})
 
 
 def test_phases_follow_each_other_and_a_task_that_comes_again_goes_on() -> None:

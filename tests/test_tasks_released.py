@@ -42,6 +42,7 @@ def task_of(data: Path, **changes: Any) -> RookWorld:
         "prompts": 4,
         "order": "epochs",
         "colours": "balanced",
+        "sampling": {},
         "style": "bare",
         "black_best": "corrected",
         "seed": 1,

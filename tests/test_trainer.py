@@ -385,7 +385,7 @@ class Run:
         self.optimizer = torch.optim.AdamW(groups, lr=3e-3, weight_decay=0.1)
         prompts = Ask(PROMPTS).select(0)
         parts: dict[str, Any] = {"tokenizer": Letters(), "prompts": prompts, "reward": Vowels(), "max_new_tokens": 4}
-        greedy = Greedy(policy=self.model, autocast=torch.no_grad, **parts)
+        greedy = Greedy(policy=self.model, autocast=torch.no_grad, own_lengths={}, **parts)
         self.trainer = trainer(
             self.model,
             self.objective,

@@ -97,6 +97,7 @@ def grpo(model: Any, **changes: Any) -> GRPO:
         "aggregation": aggregation.token_mean,
         "reference_sync": Never(),
         "sampling": Sampling(temperature=temperature, top_k=None, top_p=None, max_new_tokens=LONGEST),
+        "own_sampling": {},
         "group_size": 4,
         "kl_placement": "loss",
         "entropy_coef": 0.05,

@@ -50,6 +50,7 @@ class GRPO:
         aggregation: Aggregation,
         reference_sync: Sync,
         sampling: generate.Sampling,
+        own_sampling: Mapping[str, generate.Sampling],
         group_size: Annotated[int, Ge(1)],
         kl_placement: Literal["loss", "reward"],
         entropy_coef: Annotated[float, Ge(0)],
@@ -72,7 +73,7 @@ class GRPO:
         self.policy_loss = policy_loss
         self.aggregation = aggregation
         self.reference_sync = reference_sync
-        self.sampling = sampling
+        self.max_new_tokens = max(each.max_new_tokens for each in (sampling, *own_sampling.values()))
         self.group_size = group_size
         self.kl_in_reward = kl_placement == "reward"
         self.entropy_coef = entropy_coef
@@ -84,13 +85,14 @@ class GRPO:
         self.autocast = autocast
         self.head_chunk = head_chunk
         self.on_completions = on_completions
-        self._refuse_what_cannot_work(overlong_buffer)
+        self._refuse_what_cannot_work(sampling, own_sampling, overlong_buffer)
         self.source = RolloutSource(
             policy=policy,
             tokenizer=tokenizer,
             task=task,
             reward=reward,
             sampling=sampling,
+            own_sampling=own_sampling,
             group_size=group_size,
             resamples=max_resamples if dead_groups == "resampled" else 0,
             overlong_buffer=overlong_buffer,
@@ -113,7 +115,9 @@ class GRPO:
             self.modules["value_head"] = self.value_head
             self.heads[self.value_head] = baseline.value_lr
 
-    def _refuse_what_cannot_work(self, overlong_buffer: int | None) -> None:
+    def _refuse_what_cannot_work(
+        self, sampling: generate.Sampling, own: Mapping[str, generate.Sampling], overlong_buffer: int | None
+    ) -> None:
         """Raises: ConfigError for choices that contradict each other, with the reason."""
         if self.group_size == 1 and self.baseline.needs_groups:
             raise ConfigError(
@@ -126,11 +130,10 @@ class GRPO:
                 "one ratio a completion and needs one advantage a completion, the baseline gives one a token; "
                 "choose loss=gspo_token or clip, or a baseline that compares completions"
             )
-        limit = self.sampling.max_new_tokens
+        keys = {"grpo": sampling, **{f"task.sampling.{kind}": each for kind, each in own.items()}}
+        limit, key = min((each.max_new_tokens, f"{key}.max_new_tokens") for key, each in keys.items())
         if overlong_buffer is not None and overlong_buffer > limit:
-            raise ConfigError(
-                f"grpo.overlong_buffer={overlong_buffer}: allowed: null, or at most grpo.max_new_tokens={limit}"
-            )
+            raise ConfigError(f"grpo.overlong_buffer={overlong_buffer}: allowed: null, or at most {key}={limit}")
         if self.group_size == 1 and self.dead_groups != "kept":
             raise ConfigError(
                 f"grpo.dead_groups={self.dead_groups}: with grpo.group_size=1 every group is dead; allowed: kept"
@@ -151,7 +154,7 @@ class GRPO:
         zeros = torch.zeros_like(rollouts.logprobs)
         weights = zeros.clone()
         if kept.any():
-            weights[kept] = self.aggregation(mask[kept], max_new_tokens=self.sampling.max_new_tokens)
+            weights[kept] = self.aggregation(mask[kept], max_new_tokens=self.max_new_tokens)
         experience = Experience(
             tokens=rollouts.tokens,
             weights=weights,

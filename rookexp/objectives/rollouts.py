@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -53,6 +53,7 @@ class RolloutSource:
         task: Task,
         reward: Reward,
         sampling: generate.Sampling,
+        own_sampling: Mapping[str, generate.Sampling],
         group_size: int,
         resamples: int,
         overlong_buffer: int | None,
@@ -64,6 +65,7 @@ class RolloutSource:
         self.task = task
         self.reward = reward
         self.sampling = sampling
+        self.own_sampling = own_sampling  # of the kinds of prompt that have one of their own
         self.group_size = group_size
         self.resamples = resamples  # how often a dead group is asked again
         self.overlong_buffer = overlong_buffer
@@ -94,25 +96,42 @@ class RolloutSource:
         return rollouts, scores, sampled
 
     def sample(self, step: int, prompts: Sequence[Prompt], attempt: int = 0) -> Rollouts:
-        """A group of completions for each prompt; every row has a seed of its own."""
+        """A group of completions for each prompt; every row has a seed of its own, whatever is sampled beside it.
+
+        Prompts that are sampled in one way are completed together.
+        """
         again = (attempt,) if attempt else ()
-        groups = range(self.group_size)
-        seeds = [ops.seed_of(self.seed, "rollout", step, p, g, *again) for p in range(len(prompts)) for g in groups]
-        with self.autocast():
-            samples = generate.sample(
-                self.policy, [p.ids for p in prompts], seeds, self.sampling, self.tokenizer.eot_id
-            )
+        parts, rows = [], []
+        for some, way in self.batches(prompts):
+            places = [(p, g) for p in some for g in range(self.group_size)]
+            seeds = [ops.seed_of(self.seed, "rollout", step, p, g, *again) for p, g in places]
+            ids = [prompts[p].ids for p in some]
+            with self.autocast():
+                parts.append(generate.sample(self.policy, ids, seeds, way, self.tokenizer.eot_id))
+            rows += [p * self.group_size + g for p, g in places]
+        samples = parts[0] if len(parts) == 1 else joined(parts, rows, self.tokenizer.eot_id)
+        temperatures = samples.logprobs.new_tensor([self.sampling_of(prompt).temperature for prompt in prompts])
         return Rollouts(
             tokens=samples.tokens,
             mask=samples.mask,
             logprobs=samples.logprobs,
-            temperature=torch.full_like(samples.logprobs[:, 0], self.sampling.temperature),
+            temperature=temperatures.repeat_interleave(self.group_size),
             truncated=samples.truncated,
             forwards=samples.forwards,
             prompts=tuple(prompts),
             texts=completion_texts(samples, self.tokenizer),
             group_size=self.group_size,
         )
+
+    def sampling_of(self, prompt: Prompt) -> generate.Sampling:
+        """How completions of the prompt are drawn: as its kind has it, else as all."""
+        return self.own_sampling.get(prompt.task, self.sampling)
+
+    def batches(self, prompts: Sequence[Prompt]) -> Iterator[tuple[list[int], generate.Sampling]]:
+        """Which prompts are sampled together, by their places, and how."""
+        ways = [self.sampling_of(prompt) for prompt in prompts]
+        for way in dict.fromkeys(ways):
+            yield [p for p, other in enumerate(ways) if other == way], way
 
     def score(self, rollouts: Rollouts) -> Scores:
         """The rewards, less the penalty on long completions, which is the part `overlong`."""
@@ -125,8 +144,11 @@ class RolloutSource:
                 "every task needs a reward with a weight above 0"
             )
         if self.overlong_buffer is not None:
+            limits = torch.tensor([self.sampling_of(prompt).max_new_tokens for prompt in rollouts.prompts])
+            longest = int(limits.max())
+            later = (longest - limits).repeat_interleave(self.group_size)  # what counts is the room that is left
             parts["overlong"] = shaping.overlong_penalty(
-                rollouts.mask.sum(1).cpu(), max_new_tokens=self.sampling.max_new_tokens, buffer=self.overlong_buffer
+                rollouts.mask.sum(1).cpu() + later, max_new_tokens=longest, buffer=self.overlong_buffer
             )
             rewards = rewards + parts["overlong"]
         return Scores(rewards, parts)
@@ -144,7 +166,7 @@ def with_groups(
         texts[row] = text
 
     def put(old: Tensor, fresh: Tensor, fill: float) -> Tensor:
-        old, fresh = (F.pad(x, (0, width - x.shape[1]), value=fill) if x.dim() == 2 else x for x in (old, fresh))
+        old, fresh = (widened(x, width, fill) for x in (old, fresh))
         return old.index_copy(0, torch.tensor(rows, device=old.device), fresh)
 
     merged = replace(
@@ -159,6 +181,24 @@ def with_groups(
     absent = torch.full_like(new_scores.rewards, math.nan)  # a part of a task of which nothing was asked again
     parts = {name: put(part, new_scores.parts.get(name, absent), 0) for name, part in scores.parts.items()}
     return merged, Scores(put(scores.rewards, new_scores.rewards, 0), parts)
+
+
+def joined(parts: Sequence[generate.Samples], rows: Sequence[int], eot_id: int) -> generate.Samples:
+    """The samples as one; `rows` says where each row of the first part belongs, then each of the second, and so on."""
+    width = max(part.tokens.shape[1] for part in parts)
+    order = torch.tensor(rows, device=parts[0].tokens.device).argsort()
+    fills = {"tokens": eot_id}
+    return generate.Samples(
+        **{
+            f.name: torch.cat([widened(getattr(part, f.name), width, fills.get(f.name, 0)) for part in parts])[order]
+            for f in fields(generate.Samples)
+        }
+    )
+
+
+def widened(x: Tensor, width: int, fill: float) -> Tensor:
+    """Rows padded on the right to so many columns; what has one value a row stays."""
+    return F.pad(x, (0, width - x.shape[1]), value=fill) if x.dim() == 2 else x
 
 
 def completion_texts(samples: generate.Samples, tokenizer: Codec) -> tuple[str, ...]:

@@ -14,15 +14,17 @@ def max_new_tokens(case: Rehearsal) -> str | Finding | Skipped:
     lengths = [len(case.words.encode(answer)) + 1 for _, answer in case.golds]
     longest, whole = max(lengths), max(n + len(prompt.ids) for n, (prompt, _) in zip(lengths, case.golds, strict=True))
     seen = f"the longest of {len(lengths)} gold answers has {longest} tokens with its end"
-    limits = {"grpo": case.own.sampling.max_new_tokens, "eval": case.subject.greedy.max_new_tokens}
-    for name, limit in limits.items():
-        if longest > limit:
-            cause = f"a right answer cut off by {name}.max_new_tokens={limit}"
-            return Finding(seen, cause, f"set {name}.max_new_tokens to {longest} or more.")
+    needed: dict[tuple[str, int], int] = {}  # of each key and its value, in tokens
+    for length, (prompt, _) in zip(lengths, case.golds, strict=True):
+        for limited in case.limits(prompt).items():
+            needed[limited] = max(length, needed.get(limited, 0))
+    for (key, limit), length in needed.items():
+        if length > limit:
+            return Finding(seen, f"a right answer cut off by {key}={limit}", f"set {key} to {length} or more.")
     if whole > case.policy.config.n_positions:
         cause = f"a right answer cut off by the model's {case.policy.config.n_positions} positions"
         return Finding(f"{seen}, {whole} with its prompt", cause, "use shorter prompts or a model with more positions.")
-    return f"{seen}, of {min(limits.values())} allowed"
+    return f"{seen}, of {min(limit for _, limit in needed)} allowed"
 
 
 def gold_answers(case: Rehearsal) -> str | Finding | Skipped:
@@ -55,12 +57,13 @@ def gold_answers(case: Rehearsal) -> str | Finding | Skipped:
 def evaluation(case: Rehearsal) -> str | Finding:
     """The evaluation reads and scores a text as training does: gold answers, and ids that say nothing."""
     gold = {prompt.text: case.words.encode(answer) for prompt, answer in case.golds}
-    room = case.subject.greedy.max_new_tokens - 1
-    said = [(prompt, ids[:room]) for prompt, ids in zip(case.prompts, case.blind, strict=True)]
+    room = case.subject.greedy.length_of
+    said = [(prompt, ids[: room(prompt) - 1]) for prompt, ids in zip(case.prompts, case.blind, strict=True)]
     said += [(prompt, gold[prompt.text]) for prompt in case.prompts if prompt.text in gold]
     prompts, texts = [prompt for prompt, _ in said], [case.words.decode(ids) for _, ids in said]
-    reciter = Reciter(case.policy, [[*ids, case.words.eot_id] for _, ids in said])
-    greedy = altered(case.subject.greedy, policy=reciter, prompts=prompts)
+    greedy = altered(case.subject.greedy, prompts=prompts)
+    scripts = [[*said[row][1], case.words.eot_id] for rows, _ in greedy.batches() for row in rows]
+    greedy.policy = Reciter(case.policy, scripts)
     greedy(case.subject.step)
     rewards = case.own.source.reward.score(prompts, texts).rewards.tolist()
     for text, reward, row in zip(texts, rewards, greedy.completions, strict=True):

@@ -90,7 +90,7 @@ def ratio(case: Rehearsal) -> str | Finding:
     if not error <= (ROUNDED_NATS if rounded else EXACT_NATS) or (clipped and not rounded):
         cause = "old log-probs of another policy, temperature or precision than the new ones"
         return Finding(seen, cause, "take both from the same weights at grpo.temperature.")
-    return f"{seen}, at temperature {case.temperature:g}"
+    return f"{seen}, at temperature {case.temperature}"
 
 
 def _explained(case: Rehearsal, values: Tensor, plain: Tensor, whose: str) -> tuple[str, str]:
@@ -99,7 +99,7 @@ def _explained(case: Rehearsal, values: Tensor, plain: Tensor, whose: str) -> tu
         return f"an off-by-one in {whose}: other tokens than those with a weight", "score the tokens with a weight."
     mistakes = {
         (
-            f"temperature {temperature:.3g} in {whose} where grpo.temperature is {case.temperature:g}",
+            f"temperature {temperature:.3g} in {whose} where grpo.temperature is {case.temperature}",
             "divide the logits by grpo.temperature wherever log-probs are made.",
         ): case.plain(temperature=temperature)
         for temperature in (0.05 * i for i in range(1, 61))
@@ -115,8 +115,7 @@ def _explained(case: Rehearsal, values: Tensor, plain: Tensor, whose: str) -> tu
     best = max(shares, key=lambda said: shares[said])
     if shares[best] > EXPLAINED_SHARE:
         return best
-    filtered = case.own.sampling.top_k or case.own.sampling.top_p
-    if filtered and bool((values > plain - EXACT_NATS).all()):
+    if case.filtered and bool((values > plain - EXACT_NATS).all()):
         return f"log-probs of {whose} renormalised over top_k or top_p", "take them over the whole vocabulary."
     if not _apart(case)[whose] <= EXACT_NATS:
         return PADDED

@@ -32,11 +32,22 @@ class Task(Protocol):
 
 
 @runtime_checkable
+class Noted(Protocol):
+    """A task that says what it has read."""
+
+    def notes(self) -> list[str]:
+        """Lines for a person."""
+
+
+@runtime_checkable
 class Sequenced(Task, Protocol):
     """A task whose problems form one endless sequence."""
 
     def take(self, start: int, count: int) -> tuple[Prompt, ...]:
         """The problems at places start, ..., start + count - 1."""
+
+
+Ways = Mapping[str, Mapping[str, float | None]]  # by kind of prompt, what is sampled in another way than of all prompts
 
 
 class Mixed:
@@ -54,6 +65,7 @@ class Mixed:
         shares: Mapping[str, Annotated[float, Gt(0)]],
         prompts: Annotated[int, Gt(0)],
         order: Literal["fixed", "epochs"],
+        sampling: Ways,
     ) -> None:
         if set(tasks) != set(shares):
             given = ", ".join(sorted(shares)) or "none"
@@ -64,6 +76,7 @@ class Mixed:
         self.tasks = tasks
         self.prompts_per_step = prompts
         self.order = order
+        self.sampling = sampling
         exact = {name: Fraction(str(shares[name])) for name in tasks}
         rest = accumulate(reversed(exact.values()))  # of each task and those after it
         self._of_rest = dict(
@@ -97,6 +110,10 @@ class Mixed:
         """The completion that earns the most, as the prompt's task has it."""
         return owner(self.tasks, prompt).gold(prompt)
 
+    def notes(self) -> list[str]:
+        """What the tasks have to say of the data that they have read."""
+        return notes_of(self.tasks)
+
     def _places(self, step: int) -> dict[str, tuple[int, int]]:
         """Where in its own sequence each task is before and after a step."""
         before, after = (self._used(steps * self.prompts_per_step) for steps in (step, step + 1))
@@ -124,6 +141,7 @@ class Phases:
         phases: Annotated[Sequence[str], MinLen(1)],
         steps: Sequence[Annotated[int, Ge(1)] | None],
         total_steps: Annotated[int, Ge(1)],
+        sampling: Ways,
     ) -> None:
         if set(phases) != set(tasks):
             raise ConfigError(f"task.phases={list(phases)}: allowed: each of {', '.join(tasks)}, once or more")
@@ -135,6 +153,7 @@ class Phases:
         self.tasks = tasks
         self.phases = list(zip(phases, [*known, *[total_steps] * (None in steps)], strict=True))
         self.total_steps = total_steps
+        self.sampling = sampling
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -168,6 +187,15 @@ class Phases:
     def gold(self, prompt: Prompt) -> str:
         """The completion that earns the most, as the prompt's task has it."""
         return owner(self.tasks, prompt).gold(prompt)
+
+    def notes(self) -> list[str]:
+        """What the tasks have to say of the data that they have read."""
+        return notes_of(self.tasks)
+
+
+def notes_of(tasks: Mapping[str, Task]) -> list[str]:
+    """The lines of all tasks that have some."""
+    return [note for task in tasks.values() if isinstance(task, Noted) for note in task.notes()]
 
 
 def owner(tasks: Mapping[str, Task], prompt: Prompt) -> Task:

@@ -14,7 +14,7 @@ from rookexp.chess_text import END_OF_TEXT, Annotation, EnvironmentPrompt, build
 from rookexp.errors import DataError
 from rookexp.tasks import shards
 from rookexp.tasks.environment import EnvironmentTask, Unobservable, is_legal, question_of
-from rookexp.tasks.mixed import Mixed, Sequenced
+from rookexp.tasks.mixed import Mixed, Sequenced, Ways
 from rookexp.tasks.positions import position_key, split_of
 from rookexp.tasks.rookworld import Encoder, PolicyTask, annotation_of
 from rookexp.types import Prompt
@@ -77,6 +77,7 @@ class RookWorld:
         colours: Literal["balanced", "as_found"],
         style: Literal["bare", "padded_prefill"],
         black_best: Literal["corrected", "legacy"],
+        sampling: Ways,
         seed: Annotated[int, Ge(0)],
     ) -> None:
         self.data = data
@@ -120,7 +121,9 @@ class RookWorld:
                     legality="legacy",
                     seed=seed,
                 )
-        self.training = Mixed(tasks=tasks["train"], shares=self.shares, prompts=prompts, order=order)
+        # With p_share=0 or 1 one of the kinds that the configuration speaks of is never asked.
+        self.sampling = {kind: way for kind, way in sampling.items() if kind not in "PA" or kind in self.shares}
+        self.training = Mixed(tasks=tasks["train"], shares=self.shares, prompts=prompts, order=order, sampling={})
         self.evaluation = tasks["evaluation"]
 
     @property
@@ -135,7 +138,7 @@ class RookWorld:
 
     def notes(self) -> list[str]:
         """What was read, as lines for a person."""
-        return [f"{self.data}: {line}" for line in self.reading.notes()]
+        return [f"{self.data}: {line}" for line in (*self.reading.notes(), *self.training.notes())]
 
     def select(self, step: int) -> tuple[Prompt, ...]:
         """The problems of a step, of the training split."""

@@ -64,11 +64,18 @@ class PolicyTask:
         rows = list(load_annotations(Path(positions)) if isinstance(positions, str) else positions)
         random.Random(f"{seed}/rows").shuffle(rows)
         strands = [rows]
+        self.left_out = ""
         if colours == "balanced":
             white = [row for row in rows if _turn(row) == chess.WHITE]
             black = [row for row in rows if _turn(row) == chess.BLACK]
-            shorter = min(len(white), len(black))
-            strands = [white[:shorter], black[:shorter]] if order == "epochs" else [white, black]
+            strands = [white, black]
+            if order == "epochs":
+                shorter = min(len(white), len(black))
+                strands = [white[:shorter], black[:shorter]]
+                longer, count = "White" if len(white) > shorter else "Black", len(rows) - 2 * shorter
+                if count:
+                    self.left_out = f"{source}: colours=balanced leaves out {count} of {len(rows)} positions, "
+                    self.left_out += f"with {longer} to move; colours=as_found asks all"
         if order == "fixed":
             strands = [strand[: (prompts + len(strands) - 1 - i) // len(strands)] for i, strand in enumerate(strands)]
             if sum(map(len, strands)) < prompts:
@@ -80,6 +87,10 @@ class PolicyTask:
     def prompts(self) -> tuple[Prompt, ...]:
         """Every prompt that this task asks, once each, in the order of a fixed batch."""
         return tuple(map(self._prompt, self.passes.rows()))
+
+    def notes(self) -> list[str]:
+        """How many positions are never asked, so that the colours are balanced."""
+        return [self.left_out] if self.left_out else []
 
     def gold(self, prompt: Prompt) -> str:
         """The completion of one of these prompts that earns the most: the engine's lines, best first, and its move."""
