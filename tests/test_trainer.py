@@ -426,7 +426,7 @@ def test_killed_and_resumed_equals_straight_bitwise(tmp_path: Path, killed: int,
     straight.trainer.fit()
     first.trainer.schedule = straight.trainer.schedule
     first.trainer.fit()
-    folder = checkpoint.save(
+    folder = checkpoint.snapshot(
         tmp_path,
         step=killed,
         model=first.model,
@@ -435,7 +435,7 @@ def test_killed_and_resumed_equals_straight_bitwise(tmp_path: Path, killed: int,
         modules=first.objective.modules,
         history={},
         keep=1,
-    )
+    )()
     restored = checkpoint.restore(
         folder, model=second.model, optimizer=second.optimizer, modules=second.objective.modules
     )
