@@ -9,13 +9,16 @@ seed and step.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
 import shutil
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +48,29 @@ class Restored:
     history: dict[str, list[float]]  # as it was saved; NaN where a value was not finite
 
 
-def save(
+class Saver:
+    """Writes a run's checkpoints beside its training, one at a time; `wait` before the run ends or they are read."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1)
+        self._pending: Future[Path] | None = None
+
+    def save(self, write: Callable[[], Path]) -> None:
+        """Begins to write what `snapshot` gave; first waits for the one before.
+
+        Raises: DataError when that one could not be written.
+        """
+        self.wait()
+        self._pending = self._thread.submit(write)
+
+    def wait(self) -> None:
+        """Comes back when nothing is being written. Raises: DataError when it could not be."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+
+def snapshot(
     run_folder: Path,
     *,
     step: int,
@@ -55,37 +80,51 @@ def save(
     modules: Mapping[str, nn.Module],
     history: Mapping[str, Sequence[float]],
     keep: int,
-) -> Path:
-    """The new checkpoint's folder, after `step` updates; it appears whole, then all but the newest `keep` >= 1 go.
+) -> Callable[[], Path]:
+    """What writes the state as it is now, after `step` updates, whatever becomes of it meanwhile; gives the folder.
 
-    Raises: DataError when it cannot be written (a full disk); the earlier checkpoints are then as they were.
+    The folder appears whole, then all but the newest `keep` >= 1 go. The call raises DataError when it cannot be
+    written (a full disk); the earlier checkpoints are then as they were.
     """
+    tensors, scalars = _optimizer_state(optimizer, _names(model, modules))
+    about = {
+        "format": FORMAT,
+        "step": step,
+        "versions": {"rookexp": __version__, "torch": str(torch.__version__)},
+        "optimizer": {"kind": type(optimizer).__name__, "scalars": scalars},
+        "history": {name: [_finite(value) for value in values] for name, values in history.items()},
+    }
+    files = {OPTIMIZER: tensors, MODULES: _module_state(modules)}
+    return partial(_write, run_folder, copy.deepcopy(model), tokenizer_file, files, about, keep)
+
+
+def _write(
+    run_folder: Path,
+    model: GPT2,
+    tokenizer_file: Path | None,
+    files: Mapping[str, dict[str, Tensor]],
+    about: Mapping[str, Any],
+    keep: int,
+) -> Path:
+    """Makes the folder of a snapshot."""
     root = run_folder / FOLDER
-    final = root / f"step-{step:06d}"
-    partial = root / f"{PARTIAL}{final.name}"
+    final = root / f"step-{about['step']:06d}"
+    unfinished = root / f"{PARTIAL}{final.name}"
     try:
         _clear_partials(root)
-        partial.mkdir(parents=True)
-        weights.save_model(model, partial / MODEL, dtype="float32", tokenizer_file=tokenizer_file)
-        tensors, scalars = _optimizer_state(optimizer, _names(model, modules))
-        save_file(tensors, partial / OPTIMIZER)
-        save_file(_module_state(modules), partial / MODULES)
-        about = {
-            "format": FORMAT,
-            "step": step,
-            "versions": {"rookexp": __version__, "torch": str(torch.__version__)},
-            "optimizer": {"kind": type(optimizer).__name__, "scalars": scalars},
-            "history": {name: [_finite(value) for value in values] for name, values in history.items()},
-            "files": {name: _stamp(partial / name) for name in _files(partial)},
-        }
-        (partial / TRAINER).write_text(json.dumps(about, allow_nan=False) + "\n", encoding="utf-8")
-        _sync(partial)
+        unfinished.mkdir(parents=True)
+        weights.save_model(model, unfinished / MODEL, dtype="float32", tokenizer_file=tokenizer_file)
+        for name, tensors in files.items():
+            save_file(tensors, unfinished / name)
+        whole = {**about, "files": {name: _stamp(unfinished / name) for name in _files(unfinished)}}
+        (unfinished / TRAINER).write_text(json.dumps(whole, allow_nan=False) + "\n", encoding="utf-8")
+        _sync(unfinished)
         if final.exists():  # a resumed run comes by the same step again
             os.replace(final, root / f"{PARTIAL}replaced-{final.name}")
-        os.replace(partial, final)
+        os.replace(unfinished, final)
         _sync_folder(root)
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
         left = latest(run_folder)
         usable = f"{left} is untouched and usable" if left else "there is no earlier one"
         raise DataError(f"{final}: checkpoint not written ({error}); {usable}. Free some space and resume") from error

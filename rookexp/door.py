@@ -11,6 +11,7 @@ from typing import Any
 
 import hydra
 from hydra._internal.utils import get_args_parser
+from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -67,6 +68,8 @@ def enter(task: Task, config_name: str) -> None:
             return None
 
     register_resolvers()
+    # For each group that --help lists Hydra copies all it knows, this store of its own defaults above all.
+    ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
     try:
         environment.load(Path.cwd())
         sys.argv[1:] = arrange(sys.argv[1:], config_name)

@@ -40,11 +40,11 @@ def token_stats(
     """Log-probs, entropies and divergences of M tokens from hidden states, in chunks of `chunk` tokens.
 
     The policy is softmax(hidden @ head_weight.T / temperature), and so is the reference: one temperature (> 0) a row
-    serves sampling, ratio, entropy and divergence. Logits of at most `chunk` tokens exist at a time, in forward and,
-    recomputed, in backward. Products run in the autocast dtype, everything after them in at least float32, and the
-    head's gradient is summed over chunks in at least float32. An output that the loss does not use costs no backward:
-    detach `entropy` or `kl` when they are only metrics. The reference never gets a gradient; with `divergence` None
-    it is never touched.
+    serves sampling, ratio, entropy and divergence. Logits of at most `chunk` tokens exist at a time: in forward, and
+    recomputed in backward, but for the last chunk, which waits for it; so up to `chunk` tokens go through the head
+    once. Products run in the autocast dtype, everything after them in at least float32, and the head's gradient is
+    summed over chunks in at least float32. An output that the loss does not use costs no backward: detach `entropy` or
+    `kl` when they are only metrics. The reference never gets a gradient; with `divergence` None it is never touched.
     """
     return TokenStats(
         *_TokenStats.apply(hidden, head_weight, targets, temperature, divergence, ref_hidden, ref_head_weight, chunk)
@@ -59,6 +59,12 @@ def zero_outside(x: Float[Tensor, "*n"], mask: Bool[Tensor, "*n"]) -> Float[Tens
 def weighted_sum(x: Float[Tensor, "*n"], weights: Float[Tensor, "*n"]) -> Float[Tensor, ""]:
     """The sum of x * weights; where a weight is 0, `x` may hold anything, NaN included."""
     return torch.where(weights != 0, x * weights, 0.0).sum()
+
+
+def parts(count: int, size: int) -> list[slice]:
+    """0..count in as few slices of at most `size` >= 1 as there can be, none more than 1 longer than another."""
+    number = -(-count // size)
+    return [slice(count * i // number, count * (i + 1) // number) for i in range(number)]
 
 
 def seed_of(*parts: int | str) -> int:
@@ -86,8 +92,8 @@ class _TokenStats(torch.autograd.Function):
         ref_weight: Any = None if divergence is None else ref_head_weight.to(ctx.product)
         dtype = torch.promote_types(ctx.product, torch.float32)
         logprobs, entropy, kl, ref_logprobs, forward_kl = torch.empty(5, len(hidden), dtype=dtype, device=hidden.device)
-        for start in range(0, len(hidden), chunk):
-            rows = slice(start, start + chunk)
+        logp = logq = None
+        for rows in parts(len(hidden), chunk):
             logp = _log_softmax(hidden[rows], weight, temperature[rows])  # (C, V)
             logprobs[rows] = logp.gather(1, targets[rows, None])[:, 0]
             p = logp.exp()
@@ -97,6 +103,9 @@ class _TokenStats(torch.autograd.Function):
                 ref_logprobs[rows] = logq.gather(1, targets[rows, None])[:, 0]
                 kl[rows] = divergence(logp, logq)
                 forward_kl[rows] = torch.linalg.vecdot(p, logp - logq)
+        # Backward begins with the last chunk: kept till then it is not computed again, and the most that is alive at a
+        # time is what it is anyway.
+        ctx.last = logp, logq
         ctx.mark_non_differentiable(ref_logprobs, forward_kl)
         compared = (None, None, None) if divergence is None else (kl, ref_logprobs, forward_kl)
         return logprobs, entropy, *compared
@@ -111,14 +120,17 @@ class _TokenStats(torch.autograd.Function):
         dtype = torch.promote_types(ctx.product, torch.float32)
         hidden_grad = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         weight_grad = torch.zeros_like(head_weight, dtype=dtype) if ctx.needs_input_grad[1] else None
-        for start in range(0, len(hidden), ctx.chunk):
-            rows = slice(start, start + ctx.chunk)
-            logp = _log_softmax(hidden[rows], weight, temperature[rows])  # (C, V)
+        logp, logq = ctx.last
+        ctx.last = None, None  # a second backward of the same graph computes it again
+        for rows in reversed(parts(len(hidden), ctx.chunk)):
+            if logp is None:
+                logp = _log_softmax(hidden[rows], weight, temperature[rows])  # (C, V)
             p = logp.exp()
             if kl_grad is None:
                 grad = torch.zeros_like(logp)
             else:
-                logq = _log_softmax(ref_hidden[rows], ref_weight, temperature[rows])
+                if logq is None:
+                    logq = _log_softmax(ref_hidden[rows], ref_weight, temperature[rows])
                 grad = _divergence_grad(ctx.divergence, logp, logq, kl_grad[rows])
             if entropy_grad is not None:
                 grad.addcmul_(p * entropy_grad[rows, None], logp, value=-1)
@@ -132,6 +144,7 @@ class _TokenStats(torch.autograd.Function):
                 weight_grad.addmm_(grad.T, hidden[rows].to(dtype))
             elif weight_grad is not None:
                 weight_grad += grad.T @ hidden[rows].to(ctx.product)
+            logp = logq = None
         if weight_grad is not None:
             weight_grad = weight_grad.to(head_weight.dtype)
         return hidden_grad, weight_grad, None, None, None, None, None, None

@@ -73,6 +73,7 @@ class Training:
     tracker: FanOut
     start: Start
     stop: stop.Stop
+    saver: checkpoint.Saver
     finder: Finder | None  # of the micro-batch; None = it is as configured
     subject: Subject | None = None  # what a self-check looks at
 
@@ -124,20 +125,22 @@ def assemble(
     if start.checkpoint is not None:
         checkpoint.restore(start.checkpoint, model=policy.model, optimizer=optimizer, modules=objective.modules)
     policy.tokenizer.save(folder / "tokenizer")
-    asked = stop.Stop()
+    asked, saver = stop.Stop(), checkpoint.Saver()
 
     def after_step(step: int) -> None:
         last = step == settings.steps
         if last or asked.signal is not None or asked.pruned is not None or step % settings.save_every == 0:
-            checkpoint.save(
-                folder,
-                step=step,
-                model=policy.model,
-                tokenizer_file=folder / "tokenizer" / "tokenizer.json",
-                optimizer=optimizer,
-                modules=objective.modules,
-                history={},
-                keep=settings.keep_checkpoints,
+            saver.save(
+                checkpoint.snapshot(
+                    folder,
+                    step=step,
+                    model=policy.model,
+                    tokenizer_file=folder / "tokenizer" / "tokenizer.json",
+                    optimizer=optimizer,
+                    modules=objective.modules,
+                    history={},
+                    keep=settings.keep_checkpoints,
+                )
             )
         if asked.signal is not None and not last:
             raise RunStopped(f"{asked.signal.name} after step {step}", stop.exit_status(asked.signal))
@@ -162,7 +165,7 @@ def assemble(
         save=after_step,
         save_every=1,  # it sees every step, because a signal may come in any
     )
-    return Training(trainer, tracker, start, asked, finder)
+    return Training(trainer, tracker, start, asked, saver, finder)
 
 
 def pretrain(training: Training, config: Mapping[str, Any], folder: Path) -> None:
@@ -231,12 +234,15 @@ def examine(training: Training, size: Size) -> None:
 def fit(training: Training, folder: Path) -> None:
     """Runs the steps that are left, with the micro-batch that is found; a signal ends the run after a whole one.
 
-    Raises: RunStopped, with that step saved.
+    However it ends, what is being saved then is saved. Raises: RunStopped, with that step saved.
     """
     if training.finder is not None:
         training.finder.apply(training.trainer, folder)
     with training.stop.listening():
-        training.trainer.fit(training.start.step)
+        try:
+            training.trainer.fit(training.start.step)
+        finally:
+            training.saver.wait()
 
 
 @contextmanager

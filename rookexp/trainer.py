@@ -163,8 +163,8 @@ class Trainer:
         Each term's gradient is added to `pulls`, where that is wanted.
         """
         neighbours = sorted((row for row in rows if ends[row]), key=lambda row: (prompts[row], -ends[row]))
-        for i in range(0, len(neighbours), self.micro_batch):
-            index = neighbours[i : i + self.micro_batch]
+        for part in ops.parts(len(neighbours), self.micro_batch):
+            index = neighbours[part]
             micro = self.objective.loss(experience.rows(torch.tensor(index), max(ends[row] for row in index)))
             if pulls is not None:
                 _add_pulls(pulls, micro, self.parameters)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import math
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,7 +54,10 @@ class Bench:
             self.optimizer.zero_grad(set_to_none=True)
 
     def save(self, folder: Path, step: int, keep: int = 2) -> Path:
-        return checkpoint.save(
+        return self.snapshot(folder, step, keep)()
+
+    def snapshot(self, folder: Path, step: int, keep: int = 2) -> Callable[[], Path]:
+        return checkpoint.snapshot(
             folder,
             step=step,
             model=self.model,
@@ -229,3 +234,38 @@ def test_trainer_file_is_plain_json(tmp_path: Path) -> None:
     assert about["step"] == 3
     assert set(about["files"]) >= {"optimizer.safetensors", "modules.safetensors", "model/model.safetensors"}
     assert about["versions"]["torch"] == torch.__version__
+
+
+def test_a_checkpoint_written_beside_the_training_has_the_state_of_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, saver, free = Bench(), checkpoint.Saver(), threading.Event()
+    bench.train(0, 2)
+    before, write = bench.tensors(), checkpoint.save_file
+
+    def wait_and_write(*args: Any) -> None:
+        assert free.wait(10)
+        write(*args)
+
+    monkeypatch.setattr(checkpoint, "save_file", wait_and_write)
+    saver.save(bench.snapshot(tmp_path, 2))
+    bench.train(2, 4)  # meanwhile
+    assert checkpoint.latest(tmp_path) is None
+    free.set()
+    saver.wait()
+    bench.restore(checkpoint.latest(tmp_path) or tmp_path)
+    assert same(bench.tensors(), before)
+
+
+def test_an_error_beside_the_training_is_raised_at_the_next_save_or_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, saver = Bench(), checkpoint.Saver()
+    bench.save(tmp_path, 1)
+    monkeypatch.setattr(checkpoint, "save_file", fail_to_save)
+    for ask in (saver.wait, lambda: saver.save(bench.snapshot(tmp_path, 3))):
+        saver.save(bench.snapshot(tmp_path, 2))
+        with pytest.raises(DataError, match="not written"):
+            ask()
+    saver.wait()  # said once
+    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["step-000001"]

@@ -54,7 +54,7 @@ def fused(x: dict, divergence, chunk: int) -> tuple[Tensor, ...]:
 def gradients(x: dict, stats: tuple[Tensor, ...], used: list[int]) -> tuple[Tensor, ...]:
     """Gradients at hidden and head_weight of a sum over the `used` statistics with different weights a token."""
     loss = sum((stats[i] * torch.linspace(-1, 2 + i, len(stats[i])).to(stats[i])).sum() for i in used)
-    return torch.autograd.grad(loss, (x["hidden"], x["head_weight"]))
+    return torch.autograd.grad(loss, (x["hidden"], x["head_weight"]), retain_graph=True)
 
 
 def test_golden_values_and_gradients():
@@ -133,7 +133,7 @@ def test_equal_models_have_divergence_exactly_zero():
         assert (fused(x, divergence, 8)[2] == 0).all()
 
 
-def test_an_unused_statistic_costs_no_backward(monkeypatch):
+def test_an_unused_statistic_costs_no_backward_and_the_last_chunk_goes_through_the_head_once(monkeypatch):
     """A divergence that is only a metric is evaluated in forward alone, and its reference is not projected again."""
     x, calls, real = inputs(), [], ops._log_softmax
 
@@ -146,20 +146,23 @@ def test_an_unused_statistic_costs_no_backward(monkeypatch):
         return real(hidden, weight, temperature)
 
     monkeypatch.setattr(ops, "_log_softmax", log_softmax)
-    stats = fused(x, divergence, M)
-    assert calls == ["policy", "reference", "divergence"]
+    both = ["policy", "reference", "divergence"]
+    stats = fused(x, divergence, 4)
+    assert calls == 2 * both
     gradients(x, stats, [0])
-    assert calls[3:] == ["policy"]
+    assert calls[6:] == ["policy"]
+    gradients(x, stats, [0])  # the graph is kept: the last chunk is then computed again, too
+    assert calls[7:] == ["policy", "policy"]
     calls.clear()
-    gradients(x, fused(x, divergence, M), [0, 2])
-    assert calls[3:] == ["policy", "reference", "divergence"]
+    gradients(x, fused(x, divergence, 4), [0, 2])
+    assert calls[6:] == ["divergence", *both]
     calls.clear()
     gradients(x, fused(x, None, M), [0, 1])
-    assert calls == ["policy", "policy"]
+    assert calls == ["policy"]
 
 
 def test_never_more_than_a_chunk_of_logits():
-    """Between forward and backward only the inputs are kept, and no tensor ever made has tokens x vocabulary."""
+    """Between forward and backward the graph keeps the inputs, and no tensor ever made has tokens x vocabulary."""
     m, v, chunk = 64, 50, 8
     x = inputs(m=m, v=v)
     kept, made = [], []
@@ -306,6 +309,13 @@ def test_zero_outside_and_weighted_sum_ignore_what_padding_holds():
     assert x.grad.tolist() == pytest.approx([0.5 + e, 0, 2 + e**2, 0])
     assert ops.weighted_sum(x.detach(), mask.float()).item() == 3
     assert ops.weighted_sum(x.detach(), torch.ones(4)).isnan()  # a weighted NaN is not hidden
+
+
+@pytest.mark.parametrize(("count", "size", "lengths"), [(12, 5, [4, 4, 4]), (7, 7, [7]), (3, 2, [1, 2]), (0, 4, [])])
+def test_parts_are_few_even_and_whole(count, size, lengths):
+    found = [list(range(count))[part] for part in ops.parts(count, size)]
+    assert [len(part) for part in found] == lengths
+    assert [i for part in found for i in part] == list(range(count))
 
 
 def test_seeds_are_the_same_in_every_process():
