@@ -21,6 +21,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from rookexp import aggregation, build, check, composing, data, door, kl, nodes, session, uci, uci_protocol
+from rookexp.benchmark import settings
 from rookexp.corpus import Corpus
 from rookexp.errors import ConfigError, EngineError
 from rookexp.generate import Sampling
@@ -33,7 +34,7 @@ GROUPS = sorted(folder.name for folder in CONF.iterdir() if folder.is_dir() and 
 OPTIONS = [f"{group}={path.stem}" for group in GROUPS for path in sorted((CONF / group).glob("*.yaml"))]
 
 
-NAMES = ("config", "pretrain", "data", "evaluate", "uci")  # of the doors' configurations
+NAMES = ("config", "pretrain", "data", "evaluate", "uci", "bench")  # of the doors' configurations
 
 
 def composed(name: str, *overrides: str) -> DictConfig:
@@ -61,6 +62,8 @@ def check_door(name: str, config: Mapping[str, Any]) -> None:
         build.check_groups(config, build.EVALUATE_GROUPS, build.Exam, build.EXAM_GIVEN)
     elif name == "uci":
         build.check_groups(config, uci.GROUPS, uci_protocol.Settings)
+    elif name == "bench":
+        settings.checked(config)
     else:
         Corpus(**data.check_config(config))  # it knows the names of its shares, as the other does
         nodes.make(config["mix"])

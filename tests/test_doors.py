@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from rookexp import build, composing, data, door, evaluate, export, pretrain, train, uci
+from rookexp import bench, build, composing, data, door, evaluate, export, pretrain, train, uci
 from rookexp.errors import ConfigError, TrainingDiverged
 
 DOORS: dict[str, Callable[[dict[str, Any], Path], None]] = {
@@ -22,6 +22,7 @@ DOORS: dict[str, Callable[[dict[str, Any], Path], None]] = {
     "evaluate": evaluate.evaluate,
     "export": export.export,
     "uci": uci.uci,
+    "bench": bench.bench,
 }
 
 
@@ -284,7 +285,7 @@ finally:
 """
 ASKED = [
     (name, flags)
-    for name in ("train", "pretrain", "data", "evaluate", "export", "uci")
+    for name in ("train", "pretrain", "data", "evaluate", "export", "uci", "bench")
     for flags in ("--cfg job", "--help")
 ]
 ASKED += [("train", "--cfg job kl=none experiment=overfit")]
