@@ -176,7 +176,7 @@ DOOR_MISTAKES = [
     ("data", "a_shares.mate=0.5", "a_shares="),
     ("data", "multipv=9", "multipv=9: allowed: an integer >= 1 and <= 5"),
     ("data", "black_best=corected", "did you mean corrected?"),
-    ("data", "+nodez=3", "nodez=3: no such key or group; allowed at the top: mix, folder, seed"),
+    ("data", "+nodez=3", "nodez=3: no such key or group; allowed at the top: mix, transitions, folder, seed"),
     ("data", "folder=made engine_path=nowhere/stockfish", "nowhere/stockfish"),
     ("data", "resume=made", "resume=made: no such key"),
     ("evaluate", "stile=bare", "did you mean style?"),
