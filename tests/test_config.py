@@ -188,7 +188,7 @@ def test_a_way_to_sample_that_there_is_not_is_one_line(word: str, line: str) -> 
 def test_values_come_from_one_place() -> None:
     config = compose("grpo.prompts_per_step=5", "seed=3", "grpo.max_new_tokens=7", "optim=adamw_cosine", "steps=9")
     assert config["task"]["prompts"] == 5
-    assert config["task"]["seed"] == 0  # the same prompts whatever the run's seed
+    assert config["task"]["seed"] == composed("config").task.seed  # the same prompts whatever the run's seed
     assert config["eval"]["max_new_tokens"] == 7
     assert config["optim"]["schedule"]["total_steps"] == 9
 

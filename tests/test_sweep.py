@@ -100,7 +100,7 @@ def test_seeds_are_part_of_a_point(sweep: Sweeps) -> None:
     assert [(note["trial"], note["seed"]) for note in notes] == [(0, 3), (0, 5), (1, 3), (1, 5), (2, 3), (2, 5)]
     configs = [yaml.safe_load((sweep.folder / str(job) / "config.yaml").read_text("utf-8")) for job in range(6)]
     assert [config["seed"] for config in configs] == [3, 5] * 3
-    assert {config["task"]["seed"] for config in configs} == {0}, "else points are asked different prompts"
+    assert len({config["task"]["seed"] for config in configs}) == 1, "else points are asked different prompts"
     # gain = steps * (lr - seed / 10), so that the mean over both seeds is 3 (lr - 0.4)
     assert [float(gain) for gain in sweep.column("gain")] == pytest.approx([3 * (lr - 0.4) for lr in (0.1, 0.2, 0.3)])
     assert sweep.results()["best_params"] == {"optim.lr": 0.3}
