@@ -17,16 +17,18 @@ def main() -> None:
 def make_corpus(config: dict[str, Any], run_folder: Path) -> None:
     """Annotates the shards that are missing, then builds the documents anew; writes into `folder` of the config.
 
-    With `mix.positions` it writes so many positions there instead, with `transitions.rows` A prompts, and needs no
-    engine.
+    With `mix.positions` it writes so many positions there instead, and with `transitions.rows` A prompts; neither needs
+    an engine.
     """
     from rookexp import nodes
     from rookexp.corpus import Corpus
 
     corpus = Corpus(**check_config(config))
     mix, transitions = nodes.make(config["mix"]), nodes.make(config["transitions"])
-    if mix.positions is not None or transitions.rows is not None:
-        print((transitions if mix.positions is None else mix).write(corpus.folder))
+    asked = [part for part, rows in ((mix, mix.positions), (transitions, transitions.rows)) if rows is not None]
+    for part in asked:
+        print(part.write(corpus.folder))
+    if asked:
         return
     corpus.annotate()
     print(corpus.build())

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import chess
+import hydra
 import pytest
 
-from rookexp import composing, documents
+from rookexp import composing, data, documents, door
 from rookexp.annotate import row_counts
 from rookexp.errors import ConfigError, DataError
 from rookexp.tasks import positions
@@ -75,3 +76,17 @@ def test_only_positions_of_the_test_split_are_taken(monkeypatch: pytest.MonkeyPa
 def test_a_class_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"transitions\.shares\.mates=.*did you mean transitions\.shares\.mate\?"):
         mix(shares={"mates": 1.0})
+
+
+def test_the_door_writes_positions_and_transitions_where_both_are_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(positions, "split_of", lambda key: "test")
+    door.register_resolvers()
+    asked = [f"folder={tmp_path}", "mix.positions=10", "transitions.rows=40", "transitions.eval_rows=21"]
+    with hydra.initialize_config_dir(str(composing.conf_dir()), **composing.version_base()):
+        config = door.plain(hydra.compose("data", asked))
+    data.make_corpus(config, tmp_path)
+    assert len((tmp_path / "positions.jsonl").read_text(encoding="utf-8").splitlines()) == 10
+    checked(tmp_path, 40, 21)
+    assert not (tmp_path / "train.txt").exists()
