@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from rookexp import bench, build, composing, door, generate, policies
-from rookexp.benchmark import default_run, ours, report, roofline, settings, tables, theirs, workload
+from rookexp.benchmark import default_run, ours, products, report, roofline, settings, tables, theirs, workload
 from rookexp.benchmark.roofline import Machine
 from rookexp.benchmark.runner import Runner, shape
 from rookexp.benchmark.sides import Side
@@ -173,6 +173,14 @@ def test_ratios_are_of_medians_within_a_pair() -> None:
     assert tables.ratio_lines(pairs, MACHINE)[0].startswith(f"{expected}; it computes in bf16, which is slow")
 
 
+def test_products_alone_bound_what_a_step_can_gain() -> None:
+    sides = [Side(kind, kind, Path()) for kind in ("rookexp", "TRL")]
+    pairs = [(side, [{"seconds": s}]) for side, s in zip(sides, (2.0, 6.0), strict=True)]
+    expected = "- its matrix products alone, one after the other: 0.500 (0.500..0.500) s, 25% of our step"
+    assert tables.product_lines(pairs, [[{"seconds": 0.5}]]) == [f"{expected}; at most 12.0x as fast as TRL with them"]
+    assert tables.product_lines(pairs[:1], [[{"seconds": 0.5}]]) == [expected]
+
+
 def test_a_report_is_added_to_and_names_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["bench", "sizes=[1m]", "track.token=hush"])
     file = tmp_path / "docs" / "benchmarks.md"
@@ -246,6 +254,19 @@ def test_our_step_is_the_trainers_and_its_phases_add_up(tmp_path: Path, monkeypa
         assert figures["peak_bytes"] >= turns.facts["imported_bytes"] > 0
 
 
+@pytest.mark.parametrize("reference", [True, False])
+def test_the_products_alone_are_the_steps_floor_less_the_last_tokens_decoding(reference: bool) -> None:
+    turns: Any = TwoTurns()
+    with pytest.raises(SystemExit):
+        products.step({"config": composed(), "size": "tiny", "prompt_tokens": 11, "reference": reference}, turns)
+    config, rows, prompts, new = workload.config_of("tiny"), 2 * 4, 2, 5
+    floor = roofline.step_flop(config, prompt_tokens=11, completion_tokens=rows * new, reference=reference)
+    head = config.n_embd * config.vocab_size
+    least = floor - 2 * (roofline.block_weights(config) * rows + head * (rows - prompts))
+    assert [figures["flop"] for figures in turns.answers] == [least] * 2
+    assert all(figures["seconds"] > 0 for figures in turns.answers)
+
+
 @pytest.mark.parametrize(
     "decode", [ours.decode, pytest.param(theirs.decode, marks=pytest.mark.slow)], ids=["ours", "transformers"]
 )
@@ -292,8 +313,11 @@ def test_ours_and_trls_do_the_same_work_and_all_tables_are_there(tmp_path: Path)
     titles = [line for line in section.splitlines() if line.startswith("### ")]
     assert [title.split()[1].rstrip(",") for title in titles] == ["Machine", "Step", "Scaling"]
     raw = {entry["part"]: entry["figures"] for entry in json.loads((tmp_path / "bench.json").read_text())}
-    assert [side["label"] for side in raw["step"]] == ["rookexp", "TRL, fastest setting"]
-    for side in raw["step"]:
+    *pair, alone = raw["step"]  # the sides of a pair and the products took turns
+    assert [side["label"] for side in pair] == ["rookexp", "TRL, fastest setting"]
+    assert "\n- its matrix products alone" in section
+    assert len(alone["turns"]) == 2
+    for side in pair:
         assert [turn["tokens"] for turn in side["turns"]] == [2 * 4 * 5] * 2
         for turn in side["turns"]:
             assert all(turn[name] > 0 for name in PHASES)

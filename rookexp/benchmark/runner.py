@@ -70,26 +70,32 @@ class Runner:
             shutil.rmtree(model)
 
     def step(self, size: str, model: Path, lengths: Sequence[int]) -> None:
-        """Our step and TRL's; of TRL's settings one at a time is in memory."""
+        """Our step, TRL's, and the products of a step alone; of TRL's settings one at a time is in memory."""
         asked, grpo, beta = self.asked, self.config["grpo"], self.config["kl"].get("coef", 0.0)
-        folder, pairs = model.parent.name, []
+        folder = model.parent.name
+        taken: list[tuple[Side, list[Figures]]] = []
+        prompt_tokens = sum(lengths) / self.turns
+        work = {"size": size, "prompt_tokens": prompt_tokens, "reference": bool(beta)}
 
         def told(steps: int) -> dict[str, Any]:
             return {"workload": str(model), "config": settings.training(self.config, model, steps=steps)}
 
-        with self.side(
-            "rookexp", "rookexp", f"{folder}/rookexp", **told(self.turns * max(1, len(asked.against)))
-        ) as ours:
+        ours = self.side("rookexp", "rookexp", f"{folder}/rookexp", **told(self.turns * max(1, len(asked.against))))
+        products = self.side("products", "products alone", f"{folder}/products", config=self.config, **work)
+        with ours, products:
             for setting in asked.against:
                 self.tell(f"  starting {LABELS[setting]}")
                 theirs = self.side(setting, LABELS[setting], f"{folder}/{setting}", setting=setting, **told(self.turns))
                 with theirs:
-                    pairs += self.take_turns([ours, theirs])
+                    taken += self.take_turns([ours, theirs, products])
             if not asked.against:
-                pairs += self.take_turns([ours])
-        self.keep("step", size, [{**side.about, "label": side.label, "turns": turns} for side, turns in pairs])
-        prompt_tokens = sum(lengths) / self.turns
+                taken += self.take_turns([ours, products])
+        pairs = [(side, turns) for side, turns in taken if side is not products]
+        alone = [turns for side, turns in taken if side is products]
+        self.keep("step", size, [{**side.about, "label": side.label, "turns": turns} for side, turns in taken])
         config = workload.config_of(size)
+        lines = tables.ratio_lines(pairs, self.machine) if asked.against else []
+        lines += [] if asked.end_rate else tables.product_lines(pairs, alone)
         self.show(
             f"### Step, {tables.described(size, config)}",
             f"{grpo['prompts_per_step']} prompts x {grpo['group_size']} completions of at most "
@@ -97,7 +103,7 @@ class Runner:
             f"{sum(lengths) / len(lengths):.0f}), beta {beta:g}; medians of {asked.repeats} turns after "
             f"{asked.warmups}, in brackets the least and the most.",
             tables.step_table(pairs, config, self.machine, prompt_tokens=prompt_tokens, reference=bool(beta)),
-            *(["\n".join(tables.ratio_lines(pairs, self.machine))] if asked.against else []),
+            *(["\n".join(lines)] if lines else []),
         )
 
     def decode(self, size: str, model: Path, lengths: Sequence[int]) -> None:

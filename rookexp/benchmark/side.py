@@ -16,7 +16,7 @@ def main() -> None:
     turns = Turns()
     import torch
 
-    from rookexp.benchmark import ours, roofline, theirs
+    from rookexp.benchmark import ours, products, roofline, theirs
 
     if (threads := spec["config"]["hardware"]["threads"]) is not None:
         torch.set_num_threads(threads)
@@ -25,6 +25,7 @@ def main() -> None:
         "rookexp": ours.step,
         "trl_default": theirs.step,
         "trl_fastest": theirs.step,
+        "products": products.step,
         "sample": ours.decode,
         "generate": theirs.decode,
         "machine": roofline.measure,

@@ -88,6 +88,21 @@ def ratio_lines(pairs: Sequence[tuple[Side, Sequence[Figures]]], machine: Machin
     return lines
 
 
+def product_lines(pairs: Sequence[tuple[Side, Sequence[Figures]]], alone: Sequence[Sequence[Figures]]) -> list[str]:
+    """What a step's matrix products take alone beside each pair (ours, theirs), and the ratio that this allows."""
+    ours, lines = [figures for side, figures in pairs if side.kind == "rookexp"], []
+    theirs = [(side, figures) for side, figures in pairs if side.kind != "rookexp"]
+    for i, turns in enumerate(alone):
+        seconds = median(turns, "seconds")
+        share = f"{seconds / median(ours[i], 'seconds'):.0%} of our step"
+        line = f"- its matrix products alone, one after the other: {spread(turns, 'seconds')} s, {share}"
+        if theirs:
+            side, figures = theirs[i]
+            line += f"; at most {median(figures, 'seconds') / seconds:.1f}x as fast as {side.label} with them"
+        lines.append(line)
+    return lines
+
+
 def decode_table(
     batches: Sequence[tuple[int, str, Sequence[Figures], Sequence[Figures]]],
     config: GPT2Config,
