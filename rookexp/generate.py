@@ -61,7 +61,7 @@ class Cache(Protocol):
 class Batch(Protocol):
     """Rows that are decoded in step, from their first token on."""
 
-    live: Bool[Tensor, " n"]  # rows that have not ended
+    live: Bool[Tensor, " n"]  # rows without an end-of-text
     drawn: Int[Tensor, "n c"]  # tokens so far; what follows them, or a row's end, is arbitrary
     logprobs: Float[Tensor, "n c"]  # and the log-prob of each
 
@@ -72,9 +72,7 @@ class Batch(Protocol):
 class Replays(Protocol):
     """Recorded decoding steps."""
 
-    def begin(
-        self, model: Any, cache: Any, logits: Tensor, uniforms: Tensor, room: Tensor, sampling: Sampling, eot_id: int
-    ) -> Batch:
+    def begin(self, model: Any, cache: Any, logits: Tensor, uniforms: Tensor, sampling: Sampling, eot_id: int) -> Batch:
         """Rows after their first token; `cache` and `logits` are what the packed model made of the prompts."""
 
 
@@ -158,7 +156,7 @@ def sample(
         starts = prompt_lengths.repeat_interleave(group_size)
         drawn, logprobs, forwards = _by_lookup(model, cache, logits, text, starts, uniforms, room, sampling, eot_id)
     elif replays is not None:
-        drawn, logprobs = _replayed(replays.begin(model, cache, logits, uniforms, room, sampling, eot_id), steps)
+        drawn, logprobs = _replayed(replays.begin(model, cache, logits, uniforms, sampling, eot_id), steps)
     else:
         drawn, logprobs = _one_by_one(model, cache, logits, uniforms, room, sampling, eot_id)
     return _assemble(prompt_tokens, prompt_lengths, drawn, logprobs, forwards, room, eot_id)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from rookexp.draw import draw
@@ -97,7 +97,6 @@ class Replays:
         cache: KVCache,
         logits: Float[Tensor, "n v"],
         uniforms: Float[Tensor, "t n"],
-        room: Int[Tensor, " n"],
         sampling: Sampling,
         eot_id: int,
     ) -> Batch:
@@ -118,7 +117,7 @@ class Replays:
             static = StaticCache(cache, *shape, self.memory)
             self.batches[key] = Batch(model, static, n, capacity + 1, sampling, eot_id, self.record)
         batch = self.batches[key]
-        batch.begin(cache, logits, uniforms, room)
+        batch.begin(cache, logits, uniforms)
         return batch
 
 
@@ -141,17 +140,15 @@ class Batch:
         self.steps = 0  # tokens drawn, as the host knows it
         self.place = torch.zeros(1, dtype=torch.long, device=device)  # the same on the device
         self.tokens = torch.zeros(n, dtype=torch.long, device=device)  # those drawn last
-        self.room = torch.zeros_like(self.tokens)
-        self.live = torch.zeros_like(self.tokens, dtype=torch.bool)  # rows that have not ended
+        self.live = torch.zeros_like(self.tokens, dtype=torch.bool)  # rows without an end-of-text
         self.uniforms = torch.zeros(width, n, device=device)
         self.drawn = self.tokens[:, None].repeat(1, width)
         self.logprobs = torch.zeros(n, width, device=device)
 
-    def begin(self, cache: KVCache, logits: Tensor, uniforms: Tensor, room: Tensor) -> None:
+    def begin(self, cache: KVCache, logits: Tensor, uniforms: Tensor) -> None:
         """Takes other rows of the same shape and draws their first tokens."""
         self.cache.fill(cache)
         self.uniforms[: len(uniforms)] = uniforms
-        self.room.copy_(room)
         self.live.fill_(True)
         self.place.zero_()
         self.steps = 1
@@ -180,4 +177,4 @@ class Batch:
         self.logprobs.index_copy_(1, self.place, logprobs[:, None])
         self.tokens.copy_(tokens)
         self.place += 1
-        self.live &= (tokens != self.eot_id) & (self.room > self.place)
+        self.live &= tokens != self.eot_id
