@@ -345,7 +345,7 @@ def build_evaluation(config: Config, run_folder: Path) -> Exam:
 def load_policy(config: Config, hardware: Hardware) -> Pretrained:
     """The model on its device, and its tokenizer."""
     policy: Pretrained = make(config["model"])
-    return Pretrained(policy.model.to(hardware.device), policy.tokenizer)
+    return Pretrained(hardware.placed(policy.model), policy.tokenizer)
 
 
 def build_tracker(config: Config, run_folder: Path, start: session.Start, steps: int) -> FanOut:

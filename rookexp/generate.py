@@ -31,6 +31,11 @@ class Sampling:
     max_new_tokens: Annotated[int, Ge(1)]  # longest completion in tokens, end-of-text included
     lookup: Annotated[int, Ge(0)] = 0  # tokens guessed ahead from the text so far and drawn in one forward; 0 = none
 
+    @property
+    def blind(self) -> bool:
+        """Whether drawing a token looks at nothing on the host: top-p and lookup do."""
+        return self.top_p in (None, 1) and self.lookup == 0
+
 
 @dataclass(frozen=True, slots=True)
 class Samples:
@@ -53,6 +58,24 @@ class Cache(Protocol):
         """Of the tokens of the last `decode_ahead`, each row's first `taken` (N,) stay."""
 
 
+class Batch(Protocol):
+    """Rows that are decoded in step, from their first token on."""
+
+    live: Bool[Tensor, " n"]  # rows without an end-of-text
+    drawn: Int[Tensor, "n c"]  # tokens so far; what follows them, or a row's end, is arbitrary
+    logprobs: Float[Tensor, "n c"]  # and the log-prob of each
+
+    def step(self) -> None:
+        """One more token a row."""
+
+
+class Replays(Protocol):
+    """Recorded decoding steps."""
+
+    def begin(self, model: Any, cache: Any, logits: Tensor, uniforms: Tensor, sampling: Sampling, eot_id: int) -> Batch:
+        """Rows after their first token; `cache` and `logits` are what the packed model made of the prompts."""
+
+
 class Sizes(Protocol):
     """A model's limits."""
 
@@ -67,6 +90,10 @@ class Decoder(Protocol):
     @property
     def config(self) -> Sizes:
         """The model's sizes."""
+
+    @property
+    def replays(self) -> Replays | None:
+        """Recorded steps for the packed model, which need no host; None = each token is a call of `decode`."""
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """The weights; tokens are made on their device."""
@@ -111,15 +138,16 @@ def sample(
         raise ValueError(f"{len(seeds)} seeds for {len(prompts)} prompts: each prompt takes the same number of seeds")
     room = torch.tensor([min(sampling.max_new_tokens, model.config.n_positions - length) for length in lengths])
     room, steps = room.repeat_interleave(group_size).to(device), int(room.max())  # (N,)
-    uniforms = _uniforms(seeds, sampling.max_new_tokens).to(device)  # (max_new_tokens, N)
+    uniforms = _uniforms(seeds, sampling.max_new_tokens)[:steps].to(device)  # (steps, N)
     prompt_lengths = torch.tensor(lengths, device=device)
     padded = [[*ids, *[eot_id] * (max(lengths) - len(ids))] for ids in prompts]
     prompt_tokens = torch.tensor(padded, device=device)  # (P, S)
 
-    if steps >= PACK_FROM_STEPS and len(seeds) > 1:
+    replays = model.replays if sampling.blind else None
+    if replays is not None or (steps >= PACK_FROM_STEPS and len(seeds) > 1):
         model = model.packed()
-    # The last token drawn is never fed back, hence steps - 1; a guess may reach past a row's end.
-    capacity = steps - 1 + (sampling.lookup + 1 if sampling.lookup else 0)
+    # The last token drawn is never fed back, hence steps - 1; a guess may reach past a row's end; replays have room.
+    capacity = steps - 1 + (sampling.lookup + 1 if sampling.lookup else 0) if replays is None else 0
     hidden, cache = model.prefill(prompt_tokens, prompt_lengths, group_size, capacity)
     logits = model.logits(hidden).repeat_interleave(group_size, 0)
     forwards = None  # one a token
@@ -127,6 +155,8 @@ def sample(
         text = F.pad(prompt_tokens, (0, capacity + 1)).repeat_interleave(group_size, 0)
         starts = prompt_lengths.repeat_interleave(group_size)
         drawn, logprobs, forwards = _by_lookup(model, cache, logits, text, starts, uniforms, room, sampling, eot_id)
+    elif replays is not None:
+        drawn, logprobs = _replayed(replays.begin(model, cache, logits, uniforms, sampling, eot_id), steps)
     else:
         drawn, logprobs = _one_by_one(model, cache, logits, uniforms, room, sampling, eot_id)
     return _assemble(prompt_tokens, prompt_lengths, drawn, logprobs, forwards, room, eot_id)
@@ -148,7 +178,7 @@ def _one_by_one(
     eot_id: int,
 ) -> tuple[Tensor, Tensor]:
     """Each row's tokens and their log-probs, each (N, C), a token a forward; what follows a row's end is arbitrary."""
-    n, steps, device = len(logits), int(room.max()), logits.device
+    (steps, n), device = uniforms.shape, logits.device
     drawn = torch.full((n, steps), eot_id, device=device)
     logprobs = torch.zeros(n, steps, device=device)
     rows = torch.arange(n, device=device)  # those still in the batch
@@ -169,6 +199,15 @@ def _one_by_one(
                 rows, live, tokens = rows[kept], live[kept], tokens[kept]
         logits = model.logits(model.decode(tokens, cache))
     return drawn, logprobs
+
+
+def _replayed(batch: Batch, steps: int) -> tuple[Tensor, Tensor]:
+    """What `_one_by_one` gives, with all rows to the end; a look at which have ended is all that waits for a GPU."""
+    for step in range(1, steps):
+        if step % LOOK_EVERY.get(batch.live.device.type, 1) == 0 and not bool(batch.live.any()):
+            break
+        batch.step()
+    return batch.drawn[:, :steps], batch.logprobs[:, :steps]
 
 
 def _by_lookup(

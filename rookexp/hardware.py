@@ -16,6 +16,8 @@ import torch
 from annotated_types import Ge, Gt
 
 from rookexp.errors import ConfigError
+from rookexp.models.gpt2 import GPT2
+from rookexp.models.replays import CudaGraphs, Replays
 
 PROBE_SIZE = (64, 768, 768)  # M, K, N of the timed product: a few rows through a projection of GPT-2
 PROBE_REPEATS = 3
@@ -50,6 +52,7 @@ class Hardware:
         device: Literal["auto", "cpu", "cuda", "mps"],
         threads: Annotated[int, Ge(1)] | None,
         precision: Literal["auto", "fp32", "bf16"],
+        decode: Literal["eager", "cuda_graph"],
         micro_batch: Annotated[int, Ge(1)],
         head_chunk: Annotated[int, Ge(1)],
         fit: bool,
@@ -62,6 +65,10 @@ class Hardware:
         if self.device.type == "cpu":
             keep_freed_memory()
         self.precision = precision if precision != "auto" else fastest_precision(self.device.type)
+        if decode == "cuda_graph" and self.device.type != "cuda":
+            where = f"needs a CUDA GPU, and this run is on {self.device.type}"
+            raise ConfigError(f"hardware.decode={decode}: {where}; allowed: eager, or hardware=cuda on such a machine")
+        self.decode = decode
         self.micro_batch = micro_batch
         self.head_chunk = head_chunk
         if grow == "batch" and not fit:
@@ -69,6 +76,13 @@ class Hardware:
         self.fit = fit
         self.grow = grow
         self.memory_gib = memory_gib
+
+    def placed(self, model: GPT2) -> GPT2:
+        """The model on this device, which from now on decodes as `decode` says."""
+        model = model.to(self.device)
+        if self.decode == "cuda_graph":
+            model.replays = Replays(CudaGraphs())
+        return model
 
     def autocast(self) -> AbstractContextManager[None]:
         """A context in which matrix products run in bf16, or one that changes nothing in fp32."""

@@ -231,6 +231,8 @@ class Rehearsal:
 class Reciter:
     """A policy that says the next script after each prompt, whatever it is asked, and is sure of every word."""
 
+    replays = None
+
     def __init__(self, policy: Any, scripts: Sequence[Sequence[int]]) -> None:
         self.config = policy.config
         self.parameters = policy.parameters

@@ -163,9 +163,12 @@ class Trainer:
         Each term's gradient is added to `pulls`, where that is wanted.
         """
         neighbours = sorted((row for row in rows if ends[row]), key=lambda row: (prompts[row], -ends[row]))
+        index = torch.tensor(
+            neighbours, dtype=torch.long, device=experience.tokens.device
+        )  # one copy that the host awaits
         for part in ops.parts(len(neighbours), self.micro_batch):
-            index = neighbours[part]
-            micro = self.objective.loss(experience.rows(torch.tensor(index), max(ends[row] for row in index)))
+            width = max(ends[row] for row in neighbours[part])
+            micro = self.objective.loss(experience.rows(index[part], width))
             if pulls is not None:
                 _add_pulls(pulls, micro, self.parameters)
             # Every token keeps its weight in the whole experience, whichever minibatch it falls into; a minibatch has

@@ -277,6 +277,7 @@ class Told(nn.Module):
         super().__init__()
         self.hidden_states = nn.Parameter((logprobs - torch.log1p(-logprobs.exp()))[..., None])
         self.config: Any = None
+        self.replays = None
         self.head_weight = torch.tensor([[0.0], [1.0]], dtype=torch.double)
 
     def packed(self) -> None: ...

@@ -14,15 +14,24 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tiny
 import torch
 import yaml
 
 from rookexp import composing, hardware
 from rookexp.errors import ConfigError
 from rookexp.hardware import Hardware
+from rookexp.models.replays import Replays
 
-CPU: dict[str, Any] = {"device": "cpu", "threads": None, "precision": "fp32", "micro_batch": 4, "head_chunk": 64}
-CPU |= {"fit": False, "grow": "micro_batch", "memory_gib": None}
+CPU: dict[str, Any] = {
+    "device": "cpu",
+    "threads": None,
+    "precision": "fp32",
+    "decode": "eager",
+    "micro_batch": 4,
+    "head_chunk": 64,
+}
+CPU |= {"decode": "eager", "fit": False, "grow": "micro_batch", "memory_gib": None}
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +79,20 @@ def test_a_device_that_is_not_here_is_refused(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ConfigError, match=r"hardware\.device=cuda: .* allowed: auto, cpu"):
         Hardware(**CPU | {"device": "cuda"})
     assert Hardware(**CPU | {"device": "auto"}).device == torch.device("cpu")
+
+
+def test_graphs_are_of_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"hardware\.decode=cuda_graph: needs a CUDA GPU, .* on cpu; allowed: eager"):
+        Hardware(**CPU | {"decode": "cuda_graph"})
+    assert Hardware(**CPU).placed(tiny.policy()).replays is None
+    made: list[Any] = []
+    monkeypatch.setattr(hardware, "find_device", lambda device: "cuda")
+    monkeypatch.setattr(hardware, "CudaGraphs", lambda: made.append(lambda step: step) or made[-1])
+    here = Hardware(**CPU | {"decode": "cuda_graph"})
+    here.device = torch.device("cpu")  # a model cannot go to the other one here
+    replays = [here.placed(tiny.policy()).replays for _ in range(2)]
+    assert [own.record for own in replays if isinstance(own, Replays)] == made
+    assert len(set(made)) == 2, "a model's own"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc")

@@ -62,7 +62,7 @@ def decode(spec: Mapping[str, Any], turns: Turns) -> None:
     turns.about(imported_bytes=peak_bytes("cpu"))
     hardware: Hardware = nodes.make(spec["config"]["hardware"] | {"precision": spec["precision"]})
     policy = policies.load(Path(spec["workload"]))
-    model, tokenizer = policy.model.to(hardware.device), policy.tokenizer
+    model, tokenizer = hardware.placed(policy.model), policy.tokenizer
     prompts = tokenizer.encode_all(read_prompts(Path(spec["workload"])))
     sampling = generate.Sampling(temperature=1.0, top_k=None, top_p=None, max_new_tokens=spec["new_tokens"])
     watch, turn = Stopwatch(hardware.device.type), 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import torch
@@ -15,7 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from rookexp.models.kv_cache import KVCache
-from rookexp.models.packed import packing, with_packed_layers
+from rookexp.models.packed import CopiedLinear, packing, product_dtype, with_packed_layers
+from rookexp.models.replays import Replays
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,7 @@ class GPT2(nn.Module):
         self.blocks = cast("Sequence[Block]", blocks)  # what iterating gives, which ModuleList's type does not tell
         self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.packed_head: nn.Module | None = None  # computes the logits in a copy for decoding
+        self.replays: Replays | None = None  # recorded decoding steps, where the hardware has such
 
     @property
     def head_weight(self) -> Float[Tensor, "v d"]:
@@ -165,11 +168,20 @@ class GPT2(nn.Module):
 
     def packed(self) -> GPT2:
         """A copy for decoding many tokens while the weights stay as they are; this model where that is no faster."""
+        if self.replays is not None:
+            dtype = product_dtype(self.head_weight.device.type)
+            return self if dtype is None else self.replays.twin(dtype, partial(self._copied, dtype))
         pack = packing(self.head_weight)
         if pack is None:
             return self
         twin = cast("GPT2", with_packed_layers(self, pack))
         twin.packed_head = pack(self.head_weight, None)
+        return twin
+
+    def _copied(self, dtype: torch.dtype) -> GPT2:
+        """A copy whose products are computed from weights of their own in `dtype`, whatever the caller's autocast."""
+        twin = cast("GPT2", with_packed_layers(self, partial(CopiedLinear, dtype=dtype), every=True))
+        twin.packed_head = CopiedLinear(self.head_weight, None, dtype)
         return twin
 
     def prefill(
@@ -196,7 +208,7 @@ class GPT2(nn.Module):
         x = (self.wte(tokens) + self.wpe(positions))[:, None]
         for layer, block in enumerate(self.blocks):
             x = block.finish(x, joined(cache.attend(layer, *block.qkv(x))))
-        cache.added += 1
+        cache.step()
         return self.ln_f(x[:, 0])
 
     def decode_ahead(self, tokens: Int[Tensor, "n m"], cache: KVCache) -> Float[Tensor, "n m d"]:

@@ -62,6 +62,10 @@ class KVCache:
         self.counts = taken if self.counts is None else self.counts + taken
         self.added = int(self.counts.max())
 
+    def step(self) -> None:
+        """The tokens just attended to are in."""
+        self.added += 1
+
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "n h 1 w"]:
         """The heads' values of one more token a row from its (N, H, 1, D/H) query, key and value; caches the latter."""
         self.keys[layer, :, :, self.added] = k[:, :, 0]

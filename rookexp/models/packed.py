@@ -1,4 +1,4 @@
-"""Linear layers for decoding on a CPU: the matrix laid out once, not in every product of a few rows."""
+"""Linear layers for decoding: their matrices laid out or cast once, not in every product of a few rows."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 PACK_FROM = 2**18  # numbers in a matrix; a smaller one stays in the cache, where packing gains nothing
 ROWS = 32  # rows for which the layout is chosen; it serves any number
@@ -28,23 +29,42 @@ class PackedLinear(nn.Module):
         return product
 
 
+class CopiedLinear(nn.Module):
+    """`nn.Linear` from a copy of its weights in `dtype`, for others to bring up to date where it lies."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.sources = [x for x in (weight, bias) if x is not None]
+        self.copies = [x.detach().to(dtype, copy=True) for x in self.sources]
+
+    def forward(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n k"]:
+        """x @ weight.T + bias."""
+        return F.linear(x.to(self.copies[0].dtype), *self.copies)
+
+
+def product_dtype(device_type: str) -> torch.dtype | None:
+    """What the caller's autocast computes matrix products in; None without one: the weights' own dtype."""
+    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
+
+
 def packing(weight: Tensor) -> Callable[[Tensor, Tensor | None], nn.Module] | None:
     """What packs matrices like this one, in the dtype of the caller's autocast; None where the machine packs none."""
-    autocast = weight.device.type == "cpu" and torch.is_autocast_enabled("cpu")
-    dtype = torch.get_autocast_dtype("cpu") if autocast else weight.dtype
+    dtype = product_dtype("cpu") or weight.dtype
     able = dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
     if weight.device.type != "cpu" or not able or not torch.backends.mkldnn.is_available():
         return None
     return lambda weight, bias: PackedLinear(weight, bias, dtype)
 
 
-def with_packed_layers(module: nn.Module, pack: Callable[[Tensor, Tensor | None], nn.Module]) -> nn.Module:
-    """A copy of `module` that shares its weights, but for those of its large linear layers, which are packed."""
+def with_packed_layers(
+    module: nn.Module, pack: Callable[[Tensor, Tensor | None], nn.Module], *, every: bool = False
+) -> nn.Module:
+    """A copy of `module` that shares its weights, but for those of its large or `every` linear layers: these packed."""
     twin = copy.copy(module)
     twin._modules = {
         name: pack(child.weight, child.bias)
-        if isinstance(child, nn.Linear) and child.weight.numel() > PACK_FROM
-        else with_packed_layers(child, pack)
+        if isinstance(child, nn.Linear) and (every or child.weight.numel() > PACK_FROM)
+        else with_packed_layers(child, pack, every=every)
         for name, child in module._modules.items()
         if child is not None
     }

@@ -1,0 +1,180 @@
+"""Decoding steps that are recorded once and replayed for every token, as CUDA graphs, without the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from rookexp.draw import draw
+from rookexp.models.kv_cache import KVCache
+from rookexp.models.packed import CopiedLinear, product_dtype
+from rookexp.models.static_cache import StaticCache
+
+PROMPT_STEP = 16  # prompts are padded to a multiple of so many tokens, so that batches of unlike prompts share a shape
+WINDOW = 32  # added tokens; a step reads the cache up to a multiple of these, and has a recording for each
+KEPT = 32  # shapes whose recordings are kept
+
+Step = Callable[[], None]
+Record = Callable[[Step], Step]  # runs a step, and gives what runs it again: the same kernels on the same memory
+
+
+class CudaGraphs:
+    """Records steps as CUDA graphs. They share a pool of memory for what is in between, as no two run at a time.
+
+    Source: PyTorch's notes on CUDA semantics, "CUDA Graphs".
+    """
+
+    def __init__(self) -> None:
+        self.stream = torch.cuda.Stream()
+        self.pool = torch.cuda.graph_pool_handle()
+        self.keeper = torch.cuda.CUDAGraph()  # a pool whose last graph is gone cannot be captured into again
+        number = torch.zeros(1, device=self.stream.device)
+        with torch.cuda.graph(self.keeper, pool=self.pool, stream=self.stream):
+            number.zero_()
+
+    def __call__(self, step: Step) -> Step:
+        """Runs the step, which loads its kernels and makes their workspaces: no capture may. Then captures it."""
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            step()
+        torch.cuda.current_stream().wait_stream(self.stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+            step()  # is noted, not run
+        replay: Step = graph.replay
+        return replay
+
+
+class Sampling(Protocol):
+    """How tokens are drawn; hashable, for a recording draws in one way."""
+
+    @property
+    def temperature(self) -> float:
+        """0 = greedy."""
+
+    @property
+    def top_k(self) -> int | None:
+        """Only the k most likely tokens."""
+
+
+class Replays:
+    """The recordings of one model's decoding steps, by shape of batch and way of drawing.
+
+    All caches lie in the same `memory`, as large as the largest so far; only one batch is decoded at a time.
+    """
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.memory: Float[Tensor, " m"] | None = None
+        self.batches: dict[Hashable, Batch] = {}
+        self.twins: dict[torch.dtype, Any] = {}  # copies of the model that compute in another dtype
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Replays:
+        """None yet: a copied model has weights of its own."""
+        return Replays(self.record)
+
+    @torch.no_grad()
+    def twin(self, dtype: torch.dtype, copied: Callable[[], nn.Module]) -> Any:
+        """The copy that `copied` made at the first call, with the weights of now where the old ones lay.
+
+        So no step casts weights, and a recording finds them.
+        """
+        if dtype not in self.twins:
+            self.twins[dtype] = copied()
+            return self.twins[dtype]
+        layers = [layer for layer in self.twins[dtype].modules() if isinstance(layer, CopiedLinear)]
+        copies, sources = ([x for layer in layers for x in getattr(layer, name)] for name in ("copies", "sources"))
+        torch._foreach_copy_(copies, sources)
+        return self.twins[dtype]
+
+    def begin(
+        self,
+        model: Any,
+        cache: KVCache,
+        logits: Float[Tensor, "n v"],
+        uniforms: Float[Tensor, "t n"],
+        sampling: Sampling,
+        eot_id: int,
+    ) -> Batch:
+        """A batch after its first token; `model` is a packed one, `cache` and `logits` what its prompts gave."""
+        prompts, (steps, n) = len(cache.lengths), uniforms.shape
+        size = -(-cache.prompt_keys.shape[3] // PROMPT_STEP) * PROMPT_STEP
+        capacity = -(-(steps - 1) // WINDOW) * WINDOW  # the last token drawn is never fed back
+        key = (type(model), product_dtype(uniforms.device.type), prompts, n, size, capacity, sampling, eot_id)
+        shape = size, n // prompts, capacity
+        floats = StaticCache.floats(cache, *shape)
+        if self.memory is None or len(self.memory) < floats:
+            self.batches.clear()
+            self.memory = None  # before the new one is there
+            self.memory = uniforms.new_empty(floats)
+        if key not in self.batches:
+            if len(self.batches) == KEPT:
+                del self.batches[next(iter(self.batches))]
+            static = StaticCache(cache, *shape, self.memory)
+            self.batches[key] = Batch(model, static, n, capacity + 1, sampling, eot_id, self.record)
+        batch = self.batches[key]
+        batch.begin(cache, logits, uniforms)
+        return batch
+
+
+class Batch:
+    """Rows of one shape that are decoded in step, all to the end: those that have ended go on unread.
+
+    What a step reads and writes are buffers; of the host's it knows nothing but the cache's window.
+    """
+
+    def __init__(
+        self, model: Any, cache: StaticCache, n: int, width: int, sampling: Sampling, eot_id: int, record: Record
+    ) -> None:
+        device = cache.lengths.device
+        self.model = model
+        self.cache = cache
+        self.sampling = sampling
+        self.eot_id = eot_id
+        self.record = record
+        self.replays: dict[int, Step] = {}  # by window
+        self.steps = 0  # tokens drawn, as the host knows it
+        self.place = torch.zeros(1, dtype=torch.long, device=device)  # the same on the device
+        self.tokens = torch.zeros(n, dtype=torch.long, device=device)  # those drawn last
+        self.live = torch.zeros_like(self.tokens, dtype=torch.bool)  # rows without an end-of-text
+        self.uniforms = torch.zeros(width, n, device=device)
+        self.drawn = self.tokens[:, None].repeat(1, width)
+        self.logprobs = torch.zeros(n, width, device=device)
+
+    def begin(self, cache: KVCache, logits: Tensor, uniforms: Tensor) -> None:
+        """Takes other rows of the same shape and draws their first tokens."""
+        self.cache.fill(cache)
+        self.uniforms[: len(uniforms)] = uniforms
+        self.live.fill_(True)
+        self.place.zero_()
+        self.steps = 1
+        self._draw(logits)
+
+    def step(self) -> None:
+        """One more token a row; the first step in a window is recorded."""
+        window = -(-self.steps // WINDOW) * WINDOW
+        if window in self.replays:
+            self.replays[window]()
+        else:
+            self.cache.window = window
+            self.replays[window] = self.record(self._step)
+        self.steps += 1
+
+    def _step(self) -> None:
+        """What is recorded."""
+        with torch.autocast(self.tokens.device.type, enabled=False):  # its casts of weights have no place here
+            self._draw(self.model.logits(self.model.decode(self.tokens, self.cache)))
+
+    def _draw(self, logits: Float[Tensor, "n v"]) -> None:
+        """Draws a token a row, and notes it and its log-prob."""
+        uniforms = self.uniforms.index_select(0, self.place)[0]
+        tokens, logprobs = draw(logits, uniforms, self.sampling.temperature, self.sampling.top_k, None)
+        self.drawn.index_copy_(1, self.place, tokens[:, None])
+        self.logprobs.index_copy_(1, self.place, logprobs[:, None])
+        self.tokens.copy_(tokens)
+        self.place += 1
+        self.live &= tokens != self.eot_id

@@ -1,0 +1,67 @@
+"""A cache whose buffers stay where they are, so that one recorded decoding step serves every token of every batch."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rookexp.models.kv_cache import KVCache
+
+
+class StaticCache(KVCache):
+    """What KVCache holds, at full capacity from the start; how many tokens are in it is a number on the device.
+
+    Added slots are seen up to `window`, a host number, and among these up to the newest. All rows stay to the end.
+    """
+
+    def __init__(self, like: KVCache, size: int, group_size: int, capacity: int, memory: Float[Tensor, " m"]) -> None:
+        """Room for prompts such as `like` holds, of up to `size` tokens, in the first `floats` numbers of `memory`."""
+        layers, prompts, heads, _, width = like.prompt_keys.shape
+        shapes = [(layers, prompts, heads, size, width), (layers, prompts * group_size, heads, capacity, width)]
+        ends = torch.tensor([0] + [torch.Size(shape).numel() for shape in shapes for _ in range(2)]).cumsum(0).tolist()
+        prompt_keys, prompt_values, keys, values = (
+            memory[ends[i] : ends[i + 1]].view(shapes[i // 2]) for i in range(4)
+        )
+        super().__init__(prompt_keys, prompt_values, torch.zeros_like(like.lengths), group_size, 0)
+        self.keys, self.values = keys, values
+        self.slots = torch.arange(capacity, device=memory.device)
+        self.hidden = self.slots > 0  # the slots after that of the next token
+        self.written = torch.zeros(1, dtype=torch.long, device=memory.device)  # tokens that every row has added
+        self.window = 0  # slots that `attend` reads
+
+    @staticmethod
+    def floats(like: KVCache, size: int, group_size: int, capacity: int) -> int:
+        """How many numbers such a cache takes."""
+        layers, prompts, heads, _, width = like.prompt_keys.shape
+        return 2 * layers * heads * width * prompts * (size + group_size * capacity)
+
+    @property
+    def positions(self) -> Tensor:
+        """The column of each row's next token."""
+        return self.lengths[self.owner] + self.written
+
+    def fill(self, cache: KVCache) -> None:
+        """Begins with the prompts of `cache` and nothing added."""
+        size = cache.prompt_keys.shape[3]
+        self.bias.fill_(-torch.inf)
+        self.bias[..., :size] = cache.bias
+        self.lengths.copy_(cache.lengths)
+        for own, new in ((self.prompt_keys, cache.prompt_keys), (self.prompt_values, cache.prompt_values)):
+            own[..., :size, :] = new
+            own[..., size:, :].zero_()  # what an earlier batch left has weight 0, but 0 * NaN is NaN
+        self.keys.zero_()
+        self.values.zero_()
+        self.written.zero_()
+        self.hidden.copy_(self.slots > 0)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "n h 1 w"]:
+        """The heads' values of one more token a row from its (N, H, 1, D/H) query, key and value; caches the latter."""
+        self.keys[layer].index_copy_(2, self.written, k.float())
+        self.values[layer].index_copy_(2, self.written, v.float())
+        return self._attended(layer, q, self.window, self.hidden[: self.window])
+
+    def step(self) -> None:
+        """The tokens just attended to are in."""
+        self.written += 1
+        torch.gt(self.slots, self.written, out=self.hidden)
