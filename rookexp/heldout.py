@@ -31,7 +31,7 @@ def read_documents(file: Path) -> list[str]:
             raise DataError(f"{file}, row {texts.index(None) + 1}: no `text` in it")
         return [whole(text) for text in texts if text is not None]
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
         if file.suffix != ".json":
             return [whole(line) for line in text.splitlines() if line.strip()]
         return [whole_document(row) for row in json.loads(text)]

@@ -55,7 +55,7 @@ def test_rows_as_the_data_sets_have_them_are_documents(tmp_path) -> None:
     end, bare = chess_text.END_OF_TEXT, A_DOCUMENTS[0].removeprefix("A: ")
     rows = [f"{end}{P_DOCUMENT}", f"{P_DOCUMENT}\u00a0 ", bare, f"{A_DOCUMENTS[1]}{end}{P_DOCUMENT}"]
     documents = [P_DOCUMENT, P_DOCUMENT, *A_DOCUMENTS[:2]]
-    (tmp_path / "a.txt").write_text("\r\n".join(rows), encoding="utf-8")
+    (tmp_path / "a.txt").write_text("\r\n".join(rows), encoding="utf-8-sig")
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": row, "id": 1}) for row in rows))
     for name in ("a.txt", "a.jsonl"):
         assert read_documents(tmp_path / name) == documents

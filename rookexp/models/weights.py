@@ -248,6 +248,8 @@ def _state(tensors: Mapping[str, Tensor], model: GPT2, path: Path) -> dict[str, 
         if key in found:
             raise DataError(f"{path}: {key!r} is there twice, with and without the prefix 'transformer.'")
         found[key] = tensor
+    if "lm_head.weight" in found:  # tied: safetensors' own save_model keeps this name of the two
+        found.setdefault("wte.weight", found["lm_head.weight"])
     state = {}
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for key, name in _names(model.config).items():
