@@ -2,9 +2,9 @@
 
 A size fits where the peak of a whole optimizer step stays within SHARE of the memory. Of the sizes that fit the one
 with the most rows a second is taken, and of those within TIE of it the smallest. Sampling and greedy evaluation are
-tried at the size that they have; an evaluation that does not fit has fewer prompts at a time, which changes no answer.
-Nothing else changes, unless `hardware.grow=batch`: then a step has as many prompts as fit into one micro-batch, if that
-is more than it had.
+tried at the size that they have; an evaluation that does not fit has fewer prompts at a time, which changes no
+answer. Nothing else changes, unless `hardware.grow=batch`: then a step has as many prompts as fit into one
+micro-batch, if that is more than it had.
 """
 
 from __future__ import annotations

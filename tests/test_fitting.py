@@ -360,9 +360,15 @@ def test_an_evaluation_is_cut_to_what_fits_and_says_the_same(
     prompts = Asked(tuple(range(1, 17))).select(0)
 
     def greedy() -> Greedy:
-        lengths: dict[str, Any] = {"max_new_tokens": 6, "own_lengths": {}, "autocast": nullcontext}
-        parts = {"policy": own.policy, "tokenizer": own.source.tokenizer, "reward": own.source.reward}
-        return Greedy(prompts=prompts, **parts, **lengths)
+        return Greedy(
+            policy=own.policy,
+            tokenizer=own.source.tokenizer,
+            prompts=prompts,
+            reward=own.source.reward,
+            max_new_tokens=6,
+            own_lengths={},
+            autocast=nullcontext,
+        )
 
     def finder(evaluated: Greedy) -> fitting.Finder:
         case = replace(EVALUATED, prompts=len(prompts))
