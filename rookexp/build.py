@@ -215,8 +215,13 @@ def shared_sampling(grpo: Config) -> generate.Sampling:
 def own_sampling(task: Any, shared: generate.Sampling) -> dict[str, generate.Sampling]:
     """How the kinds of prompt are sampled that are not sampled as all are: with the task's changes to that.
 
-    Raises: ConfigError for a kind that the task never asks, and for a key or value that sampling does not take.
+    Raises: ConfigError for a kind that the task never asks, for a key or value that sampling does not take, and for
+    changes in a task inside another, which has the say.
     """
+    for name, inner in getattr(task, "tasks", {}).items():
+        if kinds := own_sampling(inner, shared):
+            kind = min(kinds)
+            raise ConfigError(f"task.tasks.{name}.sampling.{kind}: not read inside a mix; set task.sampling.{kind}")
     ways: Mapping[str, Mapping[str, Any]] = task.sampling if isinstance(task, Sampled) else {}
     for kind in ways:
         if kind not in task.kinds:

@@ -37,6 +37,7 @@ class Greedy:
         self.max_new_tokens = max_new_tokens
         self.own_lengths = own_lengths  # of the kinds of prompt that have another longest completion
         self.autocast = autocast
+        self.batch = BATCH  # smaller where `hardware.fit` found that so many do not fit
         self.completions: list[dict[str, Any]] = []  # of the latest evaluation: prompt, completion, reward and parts
 
     def __call__(self, step: int) -> dict[str, float]:
@@ -84,4 +85,4 @@ class Greedy:
         lengths = [self.length_of(prompt) for prompt in self.prompts]
         for length in dict.fromkeys(lengths):
             rows = [row for row, other in enumerate(lengths) if other == length]
-            yield from ((rows[i : i + BATCH], length) for i in range(0, len(rows), BATCH))
+            yield from ((rows[i : i + self.batch], length) for i in range(0, len(rows), self.batch))

@@ -14,7 +14,7 @@ from annotated_types import Ge, MinLen
 
 from rookexp import chess_text, exam_page
 from rookexp.answers import Answers
-from rookexp.errors import DataError
+from rookexp.errors import DataError, EngineError
 from rookexp.exam_page import Part, Shown
 from rookexp.heldout import P_PROMPTS, prompt_of, read_documents, tasks_of
 from rookexp.objectives.likelihood import Documents
@@ -162,7 +162,10 @@ class Exam:
         return make
 
     def values(self, golds: Sequence[str]) -> list[dict[str, int]] | None:
-        """Stockfish's evaluation in centipawns of every legal move in the positions of P documents; None without it."""
+        """Stockfish's evaluation in centipawns of every legal move in the positions of P documents; None without it.
+
+        One that crashes or hangs is replaced and asked the same once more. Raises: EngineError.
+        """
         if self.engine is None:
             return None
         engine = self.engine()
@@ -171,7 +174,12 @@ class Exam:
             for gold in golds:
                 parsed = chess_text.parse_p(gold)
                 board = None if parsed is None else chess_text.board_of(parsed.fen)
-                lines = [] if board is None else engine.lines(board)
+                try:
+                    lines = [] if board is None else engine.lines(board)
+                except EngineError:
+                    engine.close()
+                    engine = self.engine()
+                    lines = [] if board is None else engine.lines(board)
                 found.append({line.move.uci(): line.eval_cp for line in lines})
             return found
         finally:

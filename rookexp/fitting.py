@@ -2,24 +2,21 @@
 
 A size fits where the peak of a whole optimizer step stays within SHARE of the memory. Of the sizes that fit the one
 with the most rows a second is taken, and of those within TIE of it the smallest. Sampling and greedy evaluation are
-tried at the size that they have. Nothing but the micro-batch changes, unless `hardware.grow=batch`: then a step has as
-many prompts as fit into one micro-batch, if that is more than it had.
+tried at the size that they have; an evaluation that does not fit has fewer prompts at a time, which changes no
+answer. Nothing else changes, unless `hardware.grow=batch`: then a step has as many prompts as fit into one
+micro-batch, if that is more than it had.
 """
 
 from __future__ import annotations
 
-import copy
-import gc
 import json
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from rookexp.errors import ConfigError, Reconfigured
 from rookexp.evaluation import Greedy
@@ -27,45 +24,25 @@ from rookexp.generate import Sampling
 from rookexp.hardware import GIB, Hardware, Memory
 from rookexp.objectives.likelihood import Documents
 from rookexp.objectives.rollouts import RolloutSource
-from rookexp.probes import SHARE, Decoding, Rung, decoded, forecast, is_out_of_memory, refuse_what_cannot_be_decoded
+from rookexp.probes import (
+    SHARE,
+    Decoding,
+    Rung,
+    WorstCase,
+    decoded,
+    evaluation_batch,
+    forecast,
+    measured,
+    refuse_what_cannot_be_decoded,
+    table,
+    unchanged,
+)
 from rookexp.run_info import write_atomic
 from rookexp.trainer import Trainer
-from rookexp.types import Experience
 
 PROFILE = "memory_profile.json"
 SIZES = (2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 TIE = 0.05  # two speeds that are nearer than this are the same
-
-
-@dataclass(frozen=True, slots=True)
-class WorstCase:
-    """The rows of an optimizer step, each as long as any row of the run can be."""
-
-    rows: int
-    prompt: int  # tokens of a prompt; 0 = none, nothing is shared
-    completion: int  # tokens of a completion
-    per_prompt: int  # rows that share a prompt
-    temperature: float  # at which they were sampled
-
-    def experience(self, rows: int, vocabulary: int, device: torch.device) -> Experience:
-        """So many of these rows, of meaningless tokens, half of which were better than the others."""
-        width = self.prompt + self.completion
-        tokens = (torch.arange(width, device=device) % vocabulary).repeat(rows, 1)
-        zeros = torch.zeros(rows, width, device=device)  # log-probs, too: then no ratio exceeds 1
-        weights = zeros.clone()
-        weights[:, max(1, self.prompt) :] = 1 / (rows * self.completion)
-        row = torch.arange(rows, device=device)
-        return Experience(
-            tokens=tokens,
-            weights=weights,
-            logprobs=zeros,
-            advantages=(1.0 - 2.0 * (row % 2))[:, None].repeat(1, width),
-            values=zeros,
-            returns=zeros,
-            temperature=torch.full_like(zeros[:, 0], self.temperature),
-            prompt=row // self.per_prompt,
-            prompt_lengths=torch.full_like(row, self.prompt),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +57,19 @@ class Batch:
 class Finder:
     """Gives a trainer the micro-batch that suits the device, and a run the batch, where that is asked."""
 
-    def __init__(self, hardware: Hardware, case: WorstCase, decodings: Sequence[Decoding], batch: Batch | None) -> None:
+    def __init__(
+        self,
+        hardware: Hardware,
+        case: WorstCase,
+        decodings: Sequence[Decoding],
+        batch: Batch | None,
+        greedy: Greedy | None,
+    ) -> None:
         self.hardware = hardware
         self.case = case
         self.decodings = decodings
         self.batch = batch  # None = there is none to grow
+        self.greedy = greedy  # whose batches may be cut
         self.memory = hardware.memory()
 
     def grow(self, trainer: Trainer, folder: Path) -> None:
@@ -121,9 +106,10 @@ class Finder:
         return batch.prompts, tried
 
     def apply(self, trainer: Trainer, folder: Path) -> None:
-        """Sets the trainer's micro-batch and writes `memory_profile.json`; a run that goes on keeps what it found.
+        """Sets the trainer's micro-batch and the evaluation's batch and writes `memory_profile.json`.
 
-        Raises: ConfigError where not even the smallest fits, or what is decoded does not.
+        A run that goes on keeps what it found.
+        Raises: ConfigError where not even the smallest fits, or what is sampled does not.
         """
         given = {"head_chunk": self.hardware.head_chunk, "memory_gib": self.hardware.memory_gib}
         cases = {"case": asdict(self.case), "decoded": [asdict(case) for case in self.decodings]}
@@ -132,6 +118,7 @@ class Finder:
         known = read_profile(folder)
         if known.get("asked") == asked:  # another speed today must not cut the same run in another way
             trainer.micro_batch = known["micro_batch"]
+            self._cut(known.get("evaluation_batch"))
             print(f"hardware.fit: micro_batch={trainer.micro_batch}, as {path} has it", flush=True)
             return
         rungs = climb(trainer, self.case, self.memory, self.decodings, self.hardware.autocast)
@@ -139,14 +126,22 @@ class Finder:
         trainer.micro_batch = best(rungs, self.case)
         refuse_what_cannot_be_decoded(rungs, self.decodings)
         print(f"hardware.fit: micro_batch={trainer.micro_batch}", flush=True)
+        self._cut(evaluation_batch(rungs))
         profile = {key: known[key] for key in ("prompts_per_step", "grown") if key in known} | {
             "asked": asked,
             "limit_gib": self.memory.limit / GIB,
             "share": SHARE,
             "rungs": [asdict(rung) for rung in rungs],
             "micro_batch": trainer.micro_batch,
+            "evaluation_batch": evaluation_batch(rungs),
         }
         write_atomic(path, json.dumps(profile, indent=2) + "\n")
+
+    def _cut(self, prompts: int | None) -> None:
+        """Has so many prompts evaluated at a time; None: as many as are."""
+        if self.greedy is not None and prompts is not None:
+            self.greedy.batch = prompts
+            print(f"hardware.fit: {prompts} prompts are evaluated at a time", flush=True)
 
 
 def for_rollouts(
@@ -171,22 +166,26 @@ def for_rollouts(
         temperature=source.sampling.temperature,
     )
 
-    def decoding(what: Literal["sampling", "evaluation"], ids: Sequence[int], group: int, way: Sampling) -> Decoding:
+    def decoding(
+        what: Literal["sampling", "evaluation"], count: int, ids: Sequence[int], group: int, way: Sampling
+    ) -> Decoding:
         room = min(way.max_new_tokens, places - min(ids))
-        return Decoding(what, len(ids), group, min(max(ids), places - room), replace(way, max_new_tokens=room))
+        return Decoding(what, count, group, min(max(ids), places - room), replace(way, max_new_tokens=room))
 
     sampled = [
-        decoding("sampling", [own[p] for p in some], source.group_size, way)
+        decoding("sampling", len(some), [own[p] for p in some], source.group_size, way)
         for prompts, own in zip(asked, lengths, strict=True)
         for some, way in source.batches(prompts)
     ]
-    greedily = Sampling(temperature=0.0, top_k=None, top_p=None, max_new_tokens=1)
-    evaluated = [
-        decoding("evaluation", [len(greedy.prompts[row].ids) for row in rows], 1, replace(greedily, max_new_tokens=n))
-        for rows, n in greedy.batches()
-    ]
-    largest = [max(cases, key=lambda case: case.work) for cases in (sampled, evaluated) if cases]
-    return Finder(hardware, case, largest, batch)
+    decodings = [max(sampled, key=lambda case: case.work)]
+    batches = list(greedy.batches())
+    if (
+        batches
+    ):  # one that is as large as the largest and as long as the longest, so that any part fits if its part does
+        longest = Sampling(temperature=0.0, top_k=None, top_p=None, max_new_tokens=max(n for _, n in batches))
+        ids = [len(prompt.ids) for prompt in greedy.prompts]
+        decodings.append(decoding("evaluation", max(len(rows) for rows, _ in batches), ids, 1, longest))
+    return Finder(hardware, case, decodings, batch, greedy)
 
 
 def for_documents(hardware: Hardware, documents: Documents, rows: int) -> Finder | None:
@@ -200,7 +199,7 @@ def for_documents(hardware: Hardware, documents: Documents, rows: int) -> Finder
         raise ConfigError("hardware.grow=batch: of rollouts alone; allowed here: micro_batch; set batch_documents")
     longest = int(documents.ends.diff(prepend=torch.zeros(1, dtype=torch.long)).max())
     case = WorstCase(rows=rows, prompt=0, completion=longest, per_prompt=rows, temperature=1.0)
-    return Finder(hardware, case, (), None)
+    return Finder(hardware, case, (), None, None)
 
 
 def read_profile(folder: Path) -> dict[str, Any]:
@@ -241,60 +240,6 @@ def ascend(trainer: Trainer, case: WorstCase, memory: Memory) -> list[Rung]:
     return rungs
 
 
-def measured(trainer: Trainer, case: WorstCase, rows: int, memory: Memory) -> Rung:
-    """Some optimizer steps of two micro-batches, where a step has so many rows, so that gradients are held meanwhile.
-
-    The first makes the optimizer's state, one is diagnosed as in the run, if any is, and the last is timed.
-    """
-    probe = copy.copy(trainer)
-    probe.micro_batch, probe.inner_epochs, probe.minibatches = rows, 1, 1
-    probe.schedule = lambda step: 0.0  # the weights stay sound, whatever the tokens mean
-    probe.diagnose_every = trainer.diagnose_every and 2
-    head = trainer.policy.head_weight
-    count, seconds = min(2 * rows, case.rows), 0.0
-    memory.restart()
-    try:
-        experience = case.experience(count, len(head), head.device)
-        for step in range(3 if probe.diagnose_every else 2):
-            began = time.perf_counter()
-            probe.update(step, experience)  # which waits for the device
-            seconds = time.perf_counter() - began
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        peak = None
-    else:
-        peak = memory.peak()
-    if peak is None:
-        for parameter in trainer.parameters:
-            parameter.grad = None
-        gc.collect()
-        return Rung(rows, None, None, None)
-    return Rung(rows, peak / GIB, peak / memory.limit, count / seconds)
-
-
-@contextmanager
-def unchanged(trainer: Trainer) -> Iterator[None]:
-    """Puts weights, optimizer state and rates back as they were, bit by bit; meanwhile they are kept on the CPU."""
-    optimizer = trainer.optimizer
-    state = {parameter: dict(entries) for parameter, entries in optimizer.state.items()}
-    rates = [group["lr"] for group in optimizer.param_groups]
-    tensors: list[Tensor] = [*trainer.parameters]
-    tensors += [value for entries in state.values() for value in entries.values() if isinstance(value, Tensor)]
-    kept = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for tensor, value in zip(tensors, kept, strict=True):
-                tensor.copy_(value)
-        optimizer.zero_grad(set_to_none=True)
-        optimizer.state.clear()
-        optimizer.state.update(state)
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
-
-
 def best(rungs: Sequence[Rung], case: WorstCase) -> int:
     """The smallest of the sizes that fit and are, but for TIE, as fast as the fastest of them.
 
@@ -310,17 +255,3 @@ def best(rungs: Sequence[Rung], case: WorstCase) -> int:
             "model, or raise hardware.memory_gib where it is set"
         )
     return min(rows for rows, speed in fast.items() if speed >= (1 - TIE) * max(fast.values()))
-
-
-def table(rungs: Sequence[Rung], limit: int) -> str:
-    """The rungs for a person."""
-    lines = [f"hardware.fit: {limit / GIB:.2f} GiB", f"{'rows':>6} {'peak GiB':>10} {'utilisation':>12} {'rows/s':>8}"]
-    for rung in rungs:
-        what = "" if rung.what == "update" else f"  {rung.what}"
-        if rung.peak_gib is None or rung.utilisation is None or rung.rows_per_s is None:
-            lines.append(f"{rung.rows:>6} {'out of memory':>10}{what}")
-        else:
-            over = "" if rung.fits else f"  over {SHARE:.0%}"
-            line = f"{rung.rows:>6} {rung.peak_gib:>10.2f} {rung.utilisation:>12.1%} {rung.rows_per_s:>8.1f}"
-            lines.append(line + what + over)
-    return "\n".join(lines)

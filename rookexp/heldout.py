@@ -9,6 +9,8 @@ from typing import Any
 
 from rookexp import chess_text
 from rookexp.errors import DataError
+from rookexp.tasks import shards
+from rookexp.tasks.released import whole
 
 P_PROMPTS: dict[str, Callable[[str], str]] = {
     "bare": chess_text.p_prompt,
@@ -17,14 +19,21 @@ P_PROMPTS: dict[str, Callable[[str], str]] = {
 
 
 def read_documents(file: Path) -> list[str]:
-    """The documents of a text file, one a line; or those of a JSON list of A prompts with their `expected_fen`.
+    """The documents of a text file, one a line; those under `text` in JSON lines or parquet; or of a JSON list of A
+    prompts with their `expected_fen`. A documents without their prefix get it, ends of text are left out.
 
-    Raises: DataError where the file is missing or is neither, or a prompt's expected FEN is not what follows its move.
+    Raises: DataError where the file is missing or is none of these, a row has no text, or a prompt's expected FEN is
+    not what follows its move.
     """
+    if file.suffix in (".jsonl", ".parquet") and file.is_file():
+        texts = [text for shard in shards.find(str(file), None, "*", "text") for text in shard.read(range(len(shard)))]
+        if None in texts:
+            raise DataError(f"{file}, row {texts.index(None) + 1}: no `text` in it")
+        return [whole(text) for text in texts if text is not None]
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
         if file.suffix != ".json":
-            return [line for line in text.splitlines() if line.strip()]
+            return [whole(line) for line in text.splitlines() if line.strip()]
         return [whole_document(row) for row in json.loads(text)]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(

@@ -1,10 +1,12 @@
-"""What a size needs on a device: the record of a try, and the tries of sampling and of greedy evaluation."""
+"""What a size needs on a device: the record of a try; those of an optimizer step, of sampling and of evaluation."""
 
 from __future__ import annotations
 
+import copy
+import gc
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,6 +18,7 @@ from rookexp.errors import ConfigError
 from rookexp.generate import Sampling
 from rookexp.hardware import GIB, Memory
 from rookexp.trainer import Trainer
+from rookexp.types import Experience
 
 SHARE = 0.85  # of the memory; the rest is for fragments and for what other programs begin to take
 
@@ -37,6 +40,37 @@ class Rung:
 
 
 @dataclass(frozen=True, slots=True)
+class WorstCase:
+    """The rows of an optimizer step, each as long as any row of the run can be."""
+
+    rows: int
+    prompt: int  # tokens of a prompt; 0 = none, nothing is shared
+    completion: int  # tokens of a completion
+    per_prompt: int  # rows that share a prompt
+    temperature: float  # at which they were sampled
+
+    def experience(self, rows: int, vocabulary: int, device: torch.device) -> Experience:
+        """So many of these rows, of meaningless tokens, half of which were better than the others."""
+        width = self.prompt + self.completion
+        tokens = (torch.arange(width, device=device) % vocabulary).repeat(rows, 1)
+        zeros = torch.zeros(rows, width, device=device)  # log-probs, too: then no ratio exceeds 1
+        weights = zeros.clone()
+        weights[:, max(1, self.prompt) :] = 1 / (rows * self.completion)
+        row = torch.arange(rows, device=device)
+        return Experience(
+            tokens=tokens,
+            weights=weights,
+            logprobs=zeros,
+            advantages=(1.0 - 2.0 * (row % 2))[:, None].repeat(1, width),
+            values=zeros,
+            returns=zeros,
+            temperature=torch.full_like(zeros[:, 0], self.temperature),
+            prompt=row // self.per_prompt,
+            prompt_lengths=torch.full_like(row, self.prompt),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Decoding:
     """The largest batch that is decoded at one time: equal prompts, each answered at full length."""
 
@@ -52,21 +86,74 @@ class Decoding:
         return self.prompts * self.group_size * (self.prompt + self.sampling.max_new_tokens)
 
 
+def measured(trainer: Trainer, case: WorstCase, rows: int, memory: Memory) -> Rung:
+    """Some optimizer steps of two micro-batches, where a step has so many rows, so that gradients are held meanwhile.
+
+    The first makes the optimizer's state, one is diagnosed as in the run, if any is, and the last is timed.
+    """
+    probe = copy.copy(trainer)
+    probe.micro_batch, probe.inner_epochs, probe.minibatches = rows, 1, 1
+    probe.schedule = lambda step: 0.0  # the weights stay sound, whatever the tokens mean
+    probe.diagnose_every = trainer.diagnose_every and 2
+    head = trainer.policy.head_weight
+    count, seconds = min(2 * rows, case.rows), 0.0
+    memory.restart()
+    try:
+        experience = case.experience(count, len(head), head.device)
+        for step in range(3 if probe.diagnose_every else 2):
+            began = time.perf_counter()
+            probe.update(step, experience)  # which waits for the device
+            seconds = time.perf_counter() - began
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        peak = None
+    else:
+        peak = memory.peak()
+    if peak is None:
+        for parameter in trainer.parameters:
+            parameter.grad = None
+        gc.collect()
+        return Rung(rows, None, None, None)
+    return Rung(rows, peak / GIB, peak / memory.limit, count / seconds)
+
+
+@contextmanager
+def unchanged(trainer: Trainer) -> Iterator[None]:
+    """Puts weights, optimizer state and rates back as they were, bit by bit; meanwhile they are kept on the CPU."""
+    optimizer = trainer.optimizer
+    state = {parameter: dict(entries) for parameter, entries in optimizer.state.items()}
+    rates = [group["lr"] for group in optimizer.param_groups]
+    tensors: list[Tensor] = [*trainer.parameters]
+    tensors += [value for entries in state.values() for value in entries.values() if isinstance(value, Tensor)]
+    kept = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in zip(tensors, kept, strict=True):
+                tensor.copy_(value)
+        optimizer.zero_grad(set_to_none=True)
+        optimizer.state.clear()
+        optimizer.state.update(state)
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+
 def decoded(
     trainer: Trainer, case: Decoding, memory: Memory, autocast: Callable[[], AbstractContextManager[None]]
 ) -> list[Rung]:
     """A quarter of the batch, half of it and the whole, decoded beside the optimizer's state; no row ends early.
 
-    The last rung is the whole batch; it is out of memory where the forecast exceeds the limit.
+    The last rung is the whole batch; it is out of memory where the forecast exceeds the limit. Of an evaluation, which
+    may be cut, ever smaller parts are tried where none of these fits; all rungs are in ascending order.
     """
     policy, rungs = Endless(trainer.policy), list[Rung]()
     vocabulary = len(trainer.policy.head_weight)
     ids = [1 + i % (vocabulary - 1) for i in range(case.prompt)]
-    for prompts in sorted({max(1, case.prompts // 4), max(1, case.prompts // 2), case.prompts}):
+
+    def tried(prompts: int) -> Rung:
         rows = prompts * case.group_size
-        if (rungs and rungs[-1].peak_gib is None) or forecast(rungs, rows) > 1:
-            rungs.append(Rung(case.prompts * case.group_size, None, None, None, case.what))
-            break
         memory.restart()
         began = time.perf_counter()
         try:
@@ -75,11 +162,28 @@ def decoded(
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            rungs.append(Rung(rows, None, None, None, case.what))
-        else:
-            peak, seconds = memory.peak(), time.perf_counter() - began
-            rungs.append(Rung(rows, peak / GIB, peak / memory.limit, rows / seconds, case.what))
+            return Rung(rows, None, None, None, case.what)
+        peak, seconds = memory.peak(), time.perf_counter() - began
+        return Rung(rows, peak / GIB, peak / memory.limit, rows / seconds, case.what)
+
+    for prompts in sorted({max(1, case.prompts // 4), max(1, case.prompts // 2), case.prompts}):
+        rows = prompts * case.group_size
+        if (rungs and rungs[-1].peak_gib is None) or forecast(rungs, rows) > 1:
+            rungs.append(Rung(case.prompts * case.group_size, None, None, None, case.what))
+            break
+        rungs.append(tried(prompts))
+    while case.what == "evaluation" and rungs[0].rows > 1 and not any(rung.fits for rung in rungs):
+        rungs.insert(0, tried(rungs[0].rows // 2))
     return rungs
+
+
+def evaluation_batch(rungs: Sequence[Rung]) -> int | None:
+    """How many prompts are evaluated at a time, where the whole batch does not fit; None where it does or is none.
+
+    The rungs are those of `decoded`, of which one fits.
+    """
+    tried = [rung for rung in rungs if rung.what == "evaluation"]
+    return None if not tried or tried[-1].fits else max(rung.rows for rung in tried if rung.fits)
 
 
 def forecast(rungs: Sequence[Rung], rows: int) -> float:
@@ -90,17 +194,32 @@ def forecast(rungs: Sequence[Rung], rows: int) -> float:
     return v + (v - y) / (u - x) * (rows - u)
 
 
+def table(rungs: Sequence[Rung], limit: int) -> str:
+    """The rungs for a person."""
+    lines = [f"hardware.fit: {limit / GIB:.2f} GiB", f"{'rows':>6} {'peak GiB':>10} {'utilisation':>12} {'rows/s':>8}"]
+    for rung in rungs:
+        what = "" if rung.what == "update" else f"  {rung.what}"
+        if rung.peak_gib is None or rung.utilisation is None or rung.rows_per_s is None:
+            lines.append(f"{rung.rows:>6} {'out of memory':>10}{what}")
+        else:
+            over = "" if rung.fits else f"  over {SHARE:.0%}"
+            line = f"{rung.rows:>6} {rung.peak_gib:>10.2f} {rung.utilisation:>12.1%} {rung.rows_per_s:>8.1f}"
+            lines.append(line + what + over)
+    return "\n".join(lines)
+
+
 def refuse_what_cannot_be_decoded(rungs: Sequence[Rung], cases: Sequence[Decoding]) -> None:
-    """Raises: ConfigError for a whole batch that does not fit, with what to lower."""
+    """Raises: ConfigError for a whole batch that is sampled or one row that is evaluated and does not fit."""
     remedies = {
         "sampling": "lower grpo.prompts_per_step, grpo.group_size or grpo.max_new_tokens",
-        "evaluation": "ask fewer prompts in the evaluation or lower eval.max_new_tokens",
+        "evaluation": "lower eval.max_new_tokens",
     }
     for case in cases:
-        last = [rung for rung in rungs if rung.what == case.what][-1]
-        if not last.fits:
-            found = "more memory than there is" if last.peak_gib is None else f"{last.peak_gib:.2f} GiB"
-            rows = f"{case.prompts * case.group_size} rows of {case.prompt + case.sampling.max_new_tokens} tokens"
+        tried = [rung for rung in rungs if rung.what == case.what]
+        rung = tried[-1] if case.what == "sampling" else tried[0]
+        if not rung.fits:
+            found = "more memory than there is" if rung.peak_gib is None else f"{rung.peak_gib:.2f} GiB"
+            rows = f"{rung.rows} rows of {case.prompt + case.sampling.max_new_tokens} tokens"
             raise ConfigError(
                 f"hardware.fit=true: {case.what} of {rows} takes {found}; allowed: at most {SHARE:.0%} of the "
                 f"memory; {remedies[case.what]}, or raise hardware.memory_gib where it is set"

@@ -185,6 +185,16 @@ def test_a_way_to_sample_that_there_is_not_is_one_line(word: str, line: str) -> 
     assert "\n" not in str(found.value)
 
 
+def test_a_way_to_sample_inside_a_mix_is_refused_and_not_ignored(tmp_path: Path) -> None:
+    config = compose(*TINY, "task=rookworld_phases", "task.steps=[1,null]", "task.sampling.A.temperature=0.7")
+    inner = config["task"]["tasks"]["P"] = compose(*TINY, "task=rookworld_mix")["task"]
+    build.build_training(config, tmp_path)
+    inner["sampling"]["A"]["temperature"] = 0.7
+    line = r"task\.tasks\.P\.sampling\.A: not read inside a mix; set task\.sampling\.A$"
+    with pytest.raises(ConfigError, match=line):
+        build.build_training(config, tmp_path)
+
+
 def test_values_come_from_one_place() -> None:
     config = compose("grpo.prompts_per_step=5", "seed=3", "grpo.max_new_tokens=7", "optim=adamw_cosine", "steps=9")
     assert config["task"]["prompts"] == 5

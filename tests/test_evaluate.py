@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from rookexp import build, chess_text, exam, generate, tokenizers
-from rookexp.errors import ConfigError, DataError
+from rookexp.errors import ConfigError, DataError, EngineError
 from rookexp.exam import Exam
 from rookexp.generate import Samples
 from rookexp.models.gpt2 import GPT2, GPT2Config
@@ -225,7 +225,8 @@ def test_illegal_moves_are_asked_in_the_documents_positions(tmp_path, corpus, sp
 
 
 def test_an_engine_at_hand_values_every_legal_move(tmp_path, corpus, speak, monkeypatch) -> None:
-    closed = []
+    closed: list[int] = []
+    failures = [True, False, True, False]  # each position's first search
 
     class Material:
         """Values a move by what it captures, in pawns."""
@@ -234,18 +235,24 @@ def test_an_engine_at_hand_values_every_legal_move(tmp_path, corpus, speak, monk
             assert settings["multipv"] >= 218
 
         def lines(self, board: chess.Board) -> list[Any]:
+            if failures.pop(0):
+                raise EngineError("killed")
             moves = list(board.legal_moves)
             return [Line(move, 100 * bool(board.piece_type_at(move.to_square))) for move in moves]
 
         def close(self) -> None:
-            closed.append(True)
+            closed.append(id(self))
 
     monkeypatch.setattr(exam, "Stockfish", Material)
     speak(lambda prompt: gold(prompt) if "P: " in prompt else "?")
     figures = exam_of(tmp_path / "run", [corpus], engine="stockfish").run(tell=print)["test.txt, P"]
     assert figures["win-probability loss of B, by Stockfish"].total == 2
     assert figures["win-probability loss of B, by Stockfish"].value == 0  # neither position has a capture
-    assert closed == [True]
+    assert len(closed) == 3, "one for each failure, and the last"
+    failures[:] = [True, True]
+    with pytest.raises(EngineError, match="killed"):
+        exam_of(tmp_path / "again", [corpus], engine="stockfish").run(tell=print)
+    assert len(closed) == 5
 
 
 def test_what_cannot_be_read_is_named_before_any_answer(tmp_path, corpus, speak) -> None:

@@ -12,7 +12,6 @@ import pytest
 import torch
 from tiny import EOT, PROMPTS, Ask, Letters, Vowels, flat, policy
 
-from rookexp import evaluation
 from rookexp.evaluation import Greedy
 from rookexp.types import Prompt, Scores
 
@@ -102,10 +101,10 @@ def test_the_same_every_time_and_without_a_trace() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_batches_change_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_change_no_answer() -> None:
     evaluate = greedy(policy())
     whole, rows = evaluate(0), evaluate.completions
-    monkeypatch.setattr(evaluation, "BATCH", 2)
+    evaluate.batch = 2
     assert repr(evaluate(0)) == repr(whole)
     assert repr(evaluate.completions) == repr(rows)
 

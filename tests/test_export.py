@@ -246,6 +246,7 @@ class Api:
 
     calls: list[tuple[str, dict[str, Any]]]
     public = False
+    there: tuple[str, ...] = ()
     error: Exception | None = None
 
     def create_repo(self, repo: str, **options: Any) -> str:
@@ -258,13 +259,19 @@ class Api:
         return type("Info", (), {"private": not self.public})
 
     def upload_folder(self, **options: Any) -> None:
+        """As in huggingface_hub, whose own matching this is: what is sent is not removed."""
+        utils = pytest.importorskip("huggingface_hub.utils")
+        files = [path.name for path in options["folder_path"].iterdir()]
+        sent = set(utils.filter_repo_objects(files, allow_patterns=options["allow_patterns"]))
+        gone = set(utils.filter_repo_objects(self.there, allow_patterns=options["delete_patterns"]))
+        Api.there = tuple(sorted(set(self.there) - gone | sent))
         Api.calls.append(("upload", options))
 
 
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> type[Api]:
     hub = pytest.importorskip("huggingface_hub")
-    Api.calls = []
+    Api.calls, Api.there = [], ()
     monkeypatch.setattr(hub, "HfApi", Api)
     return Api
 
@@ -297,6 +304,20 @@ def test_a_push_that_fails_leaves_the_folder_and_says_what_to_type(
     with pytest.raises(DataError, match="owner/name: is there and public; push with private=false"):
         wrote(run=model, out=tmp_path / "out", push="owner/name", overwrite=True)
     assert [name for name, _ in api.calls] == ["create owner/name"], "nothing is sent"
+
+
+def test_a_push_leaves_no_older_weights_beside_its_own_and_nothing_else_is_removed(
+    api: type[Api], model: Path, tmp_path: Path
+) -> None:
+    kept = {".gitattributes", "LICENSE", "games.pgn", "eval/model.safetensors", "onnx/model.onnx", "old/vocab.json"}
+    api.there = (
+        *kept, "README.md", "config.json", "model.safetensors", "model-00001-of-00002.safetensors",
+        "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model-00001-of-00002.bin",
+        "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack", "adapter_config.json",
+        "adapter_model.safetensors", "vocab.json", "merges.txt", "added_tokens.json", "special_tokens_map.json",
+    )  # fmt: skip
+    wrote(run=model, out=tmp_path / "out", push="owner/name", overwrite=True)
+    assert set(api.there) == kept | {path.name for path in (tmp_path / "out").iterdir()}
 
 
 def test_the_door_writes_only_what_it_is_asked_for(

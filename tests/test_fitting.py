@@ -18,12 +18,12 @@ from tiny import LONGEST, gae, grpo, policy, trainer
 from rookexp import door, fitting, generate, probes, train
 from rookexp.errors import ConfigError, Reconfigured
 from rookexp.evaluation import Greedy
-from rookexp.fitting import Batch, WorstCase
+from rookexp.fitting import Batch
 from rookexp.generate import Sampling
 from rookexp.hardware import GIB, Hardware
 from rookexp.objectives.likelihood import Documents
 from rookexp.optim import AdamW, Muon
-from rookexp.probes import Decoding, Rung
+from rookexp.probes import Decoding, Rung, WorstCase
 from rookexp.schedule import Constant
 from rookexp.trainer import Trainer
 from rookexp.types import Prompt
@@ -132,7 +132,7 @@ def test_the_first_size_that_is_over_the_share_is_the_last_one_tried(monkeypatch
     assert sizes(rungs) == [2, 4, 8, 16, 32, 48]
     assert [rung.fits for rung in rungs] == [True] * 5 + [False]
     assert rungs[-1].utilisation == pytest.approx(0.88)
-    assert fitting.table(rungs, meter.limit).splitlines()[-1].split()[:3] == ["48", "88.00", "88.0%"]
+    assert probes.table(rungs, meter.limit).splitlines()[-1].split()[:3] == ["48", "88.00", "88.0%"]
 
 
 @pytest.mark.parametrize(("fixed", "last"), [(51, 48), (53, 32)])  # with 48 rows 99 and 101 % of the memory
@@ -148,7 +148,7 @@ def test_out_of_memory_ends_the_ladder_and_the_last_good_size_is_taken() -> None
     assert sizes(rungs) == [2, 4, 8, 16]
     assert [rung.peak_gib for rung in rungs[:3]] == [2, 4, 8], "micro-batches have just so many rows"
     assert rungs[-1] == Rung(16, None, None, None)
-    assert "out of memory" in fitting.table(rungs, meter.limit)
+    assert "out of memory" in probes.table(rungs, meter.limit)
     assert fitting.best(rungs, CASE) in (2, 4, 8)
     assert everything(made) == before
 
@@ -337,7 +337,7 @@ def test_sampling_and_evaluation_are_tried_at_the_size_that_they_have(monkeypatc
     ]
     assert fitting.best(rungs, CASE) in (2, 4), "not a batch that was decoded"
     probes.refuse_what_cannot_be_decoded(rungs, [SAMPLED, EVALUATED])
-    assert "sampling" in fitting.table(rungs, meter.limit)
+    assert "sampling" in probes.table(rungs, meter.limit)
 
 
 @pytest.mark.parametrize(("fixed", "most", "calls"), [(0, 20, 3), (0, 10, 2), (80, 100, 2), (60, 100, 3)])
@@ -353,6 +353,57 @@ def test_a_batch_that_cannot_be_decoded_is_one_line(
         ConfigError, match=r"sampling of 32 rows of 11 tokens takes .* at most 85%.*lower grpo\.prompts"
     ):
         probes.refuse_what_cannot_be_decoded(rungs, [SAMPLED])
+
+
+@pytest.mark.parametrize(
+    ("fixed", "most", "tried", "batch"),
+    [(0, 100, [4, 8, 16], None), (0, 9, [4, 8, 16], 8), (0, 3, [2, 4, 16], 2), (83, 100, [2, 4, 8, 16], 2)],
+)
+def test_an_evaluation_is_cut_to_what_fits_and_says_the_same(
+    fixed: int, most: int, tried: list[int], batch: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter = Meter(fixed)
+    made, own = tiny_trainer(meter), grpo(policy())
+    prompts = Asked(tuple(range(1, 17))).select(0)
+
+    def greedy() -> Greedy:
+        return Greedy(
+            policy=own.policy,
+            tokenizer=own.source.tokenizer,
+            prompts=prompts,
+            reward=own.source.reward,
+            max_new_tokens=6,
+            own_lengths={},
+            autocast=nullcontext,
+        )
+
+    def finder(evaluated: Greedy) -> fitting.Finder:
+        case = replace(EVALUATED, prompts=len(prompts))
+        found = fitting.Finder(Hardware(**HARDWARE), replace(CASE, rows=2), [case], None, evaluated)
+        found.memory = meter
+        return found
+
+    plain = greedy()
+    whole = repr(plain(0)), repr(plain.completions)
+    with monkeypatch.context() as patch:
+        Drawn(meter, most, patch)
+        finder(cut := greedy()).apply(made, tmp_path)
+    profile = json.loads((tmp_path / fitting.PROFILE).read_text(encoding="utf-8"))
+    assert [rung["rows"] for rung in profile["rungs"] if rung["what"] == "evaluation"] == tried
+    assert profile["evaluation_batch"] == batch
+    assert cut.batch == (batch or plain.batch)
+    assert (repr(cut(0)), repr(cut.completions)) == whole
+    finder(again := greedy()).apply(made, tmp_path)  # a run that goes on
+    assert again.batch == cut.batch
+
+
+def test_an_evaluation_of_which_no_row_fits_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    meter = Meter()
+    Drawn(meter, 0, monkeypatch)
+    found = fitting.Finder(Hardware(**HARDWARE), replace(CASE, rows=2), [EVALUATED], None, None)
+    found.memory = meter
+    with pytest.raises(ConfigError, match=r"evaluation of 1 rows of 10 tokens takes more .*; lower eval\.max_new_tok"):
+        found.apply(tiny_trainer(meter), tmp_path)
 
 
 def test_a_cpu_that_has_no_more_memory_ends_the_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,7 +441,7 @@ def test_a_step_has_as_many_prompts_as_one_micro_batch_holds(
     case = replace(SAMPLED, prompts=given)
 
     def finder(prompts: int) -> fitting.Finder:
-        made = fitting.Finder(Hardware(**HARDWARE | {"grow": "batch"}), CASE, [case], Batch(prompts, 4, 1))
+        made = fitting.Finder(Hardware(**HARDWARE | {"grow": "batch"}), CASE, [case], Batch(prompts, 4, 1), None)
         made.memory = meter
         return made
 
@@ -404,7 +455,7 @@ def test_a_step_has_as_many_prompts_as_one_micro_batch_holds(
         finder(expected).grow(made, tmp_path)
     assert everything(made) == before
     assert json.loads((tmp_path / fitting.PROFILE).read_text(encoding="utf-8"))["prompts_per_step"] == expected
-    fixed_batch = fitting.Finder(Hardware(**HARDWARE), CASE, [case], Batch(given, 4, 1))
+    fixed_batch = fitting.Finder(Hardware(**HARDWARE), CASE, [case], Batch(given, 4, 1), None)
     fixed_batch.grow(made, tmp_path)  # without the word nothing grows
 
 
@@ -423,7 +474,7 @@ def test_the_rows_that_are_tried() -> None:
 
 def test_a_run_that_goes_on_keeps_its_micro_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     meter = Meter()
-    finder = fitting.Finder(Hardware(**HARDWARE), replace(CASE, rows=8), (), None)
+    finder = fitting.Finder(Hardware(**HARDWARE), replace(CASE, rows=8), (), None, None)
     finder.memory = meter
     made = tiny_trainer(meter)
     finder.apply(made, tmp_path)

@@ -51,6 +51,19 @@ def test_documents_are_told_apart_by_task(tmp_path) -> None:
     assert tasks_of(path, read_documents(path)) == {"P": [P_DOCUMENT], "A": A_DOCUMENTS}
 
 
+def test_rows_as_the_data_sets_have_them_are_documents(tmp_path) -> None:
+    end, bare = chess_text.END_OF_TEXT, A_DOCUMENTS[0].removeprefix("A: ")
+    rows = [f"{end}{P_DOCUMENT}", f"{P_DOCUMENT}\u00a0 ", bare, f"{A_DOCUMENTS[1]}{end}{P_DOCUMENT}"]
+    documents = [P_DOCUMENT, P_DOCUMENT, *A_DOCUMENTS[:2]]
+    (tmp_path / "a.txt").write_text("\r\n".join(rows), encoding="utf-8-sig")
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": row, "id": 1}) for row in rows))
+    for name in ("a.txt", "a.jsonl"):
+        assert read_documents(tmp_path / name) == documents
+    parquet, pyarrow = (pytest.importorskip(name) for name in ("pyarrow.parquet", "pyarrow"))
+    parquet.write_table(pyarrow.table({"text": rows}), tmp_path / "a.parquet")
+    assert read_documents(tmp_path / "a.parquet") == documents
+
+
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [
@@ -58,6 +71,9 @@ def test_documents_are_told_apart_by_task(tmp_path) -> None:
         ("a.json", "[1]", "no documents can be read"),
         ("a.json", '[{"prompt": "A: x+e2e4+e2e4+", "expected_fen": "y"}]', "not an A prompt"),
         ("a.json", json.dumps([rows_of(A_DOCUMENTS[0])[0] | {"expected_fen": "y"}]), "'y' does not follow"),
+        ("a.jsonl", '{"text": "x"}\n{"prompt": "x"}\n', r"a\.jsonl, row 2: no `text` in it"),
+        ("a.jsonl", None, r"a\.jsonl: no documents can be read"),
+        ("a.parquet", "nonsense", r"a\.parquet: cannot be read"),
         ("a.txt", "", "no documents in it"),
         ("a.txt", f"{P_DOCUMENT}\nQ: what\n", "document 2: starts with neither"),
         ("none.txt", None, r"none.txt: no documents can be read.*rookexp\.data"),

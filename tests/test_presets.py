@@ -146,7 +146,7 @@ LOG = f"loss=reinforce grpo.aggregation=sequence_mean grpo.kl_placement=loss ste
 FLOOR = "baseline=group_mean baseline.std_floor=0.05 grpo.advantage_clip=2 eval.every=1"
 WARMUP = "kl=warmup kl.warmup=20 kl.unit=steps kl.shape=switch"
 MINI = f"""
-    {CLIP} grpo.group_size=4 grpo.prompts_per_step=8 steps=1000 grpo.entropy_coef=0.01 baseline.std=batch
+    {CLIP} grpo.group_size=8 grpo.prompts_per_step=8 steps=1000 grpo.entropy_coef=0.01 reward=continuous
     kl=adaptive kl.coef=0.02 kl.target_nats=0.01 kl.band_high=2 kl.up=1.5 kl.band_low=0.5 kl.down=0.8
     kl.min_coef=0.001 kl.max_coef=1 task.style=bare eval.every=10
     optim=adamw_cosine optim.lr=1e-05 optim.betas=[0.9,0.95] optim.schedule.warmup_steps=50
@@ -178,8 +178,8 @@ FACTS = {
     "grpo.kl_type=forward kl.coef=0.005 task=rookworld_p",
     "overfit_r4_repaired": f"{FLOOR} {WARMUP} optim.lr=5e-05 grpo.group_size=12 grpo.entropy_coef=0.005 "
     "grpo.kl_type=forward kl.coef=0.005 task=rookworld_p task.order=fixed grpo.temperature=1 grpo.top_p=null",
-    "mini": f"{MINI} grpo.kl_type=forward",
-    "mini_legacy": f"{MINI} grpo.kl_type=legacy_sampled grpo.aggregation=sequence_sum",
+    "mini": f"{MINI} grpo.kl_type=forward baseline=gae baseline.gamma=1 baseline.lam=0.95 baseline.value_coef=0.1",
+    "mini_legacy": f"{MINI} grpo.kl_type=legacy_sampled grpo.aggregation=sequence_sum baseline.std=batch",
 }
 
 

@@ -62,10 +62,11 @@ def put(folder: Path, kind: str, name: str, texts: list[Any]) -> None:
 
         parquet.write_table(pyarrow.table({"id": range(len(texts)), "text": texts}), folder / f"{name}.parquet",
                             row_group_size=3)  # fmt: skip
-    elif kind == "jsonl":
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    else:
-        (folder / f"{name}.txt").write_text("".join(f"{text}\n" for text in texts))
+        return
+    lines = [json.dumps({"text": text}) if kind == "jsonl" else text for text in texts]
+    text = "".join(f"{line}\n" for line in lines)
+    mark = "\ufeff" if lines else ""  # that some editors put first
+    (folder / f"{name}.{kind}").write_text(mark + text, encoding="utf-8")
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl", "txt"])

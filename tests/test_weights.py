@@ -117,6 +117,23 @@ def test_masks_and_tied_head_of_older_files_are_accepted(folder):
     assert_same(load_model(folder), random_model())
 
 
+def test_the_tied_tensor_may_have_the_heads_name_alone(tmp_path):
+    """As safetensors' save_model writes a model of transformers."""
+    transformers = pytest.importorskip("transformers")
+    from safetensors.torch import save_model as save_module
+
+    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=32, n_positions=24, vocab_size=97, n_inner=128)
+    config.bos_token_id = config.eos_token_id = 0
+    reference = transformers.GPT2LMHeadModel(config).eval()
+    reference.config.save_pretrained(tmp_path)
+    save_module(reference, str(tmp_path / "model.safetensors"))
+    assert "transformer.wte.weight" not in load_file(tmp_path / "model.safetensors")
+    model = load_model(tmp_path)
+    with torch.no_grad():
+        ours, theirs = model.logits(model.hidden(TOKENS)), reference(TOKENS).logits
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+
+
 def test_tokenizer_travels_with_the_weights(tmp_path):
     tokenizer_file = tmp_path / "tokenizer.json"
     tokenizer_file.write_text(json.dumps({"added_tokens": [{"id": 5, "content": "<|endoftext|>"}]}))

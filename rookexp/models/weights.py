@@ -22,6 +22,12 @@ from rookexp.models.gpt2 import GPT2, GPT2Config
 WEIGHTS = "model.safetensors"
 FILES = ("config.json", "generation_config.json", WEIGHTS, "tokenizer.json", "vocab.json", "merges.txt")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# Model files of a repository that `push` removes where it does not send them: loaders would take them beside the new
+# ones, or instead. No pattern reaches into folders of other names.
+SUPERSEDED = (
+    "model*.safetensors*", "pytorch_model*.bin*", "tf_model*.h5*", "flax_model*.msgpack*", "adapter_config.json",
+    "adapter_model.*", "vocab.json", "merges.txt", "added_tokens.json", "special_tokens_map.json",
+)  # fmt: skip
 END_OF_TEXT = "<|endoftext|>"
 REPO = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # a Hub id: owner/name
 PROBE_TOKENS = 8  # of the forward that a model must pass when it is loaded
@@ -84,7 +90,8 @@ def push(folder: Path, repo: str, *, names: Sequence[str], private: bool, overwr
     """The address of the Hub repository `repo` after the files `names` of the folder have been sent there.
 
     The token is the one of `hf auth login` or HF_TOKEN; it is passed on to nobody. `overwrite`: the repository may be
-    there already, but a private one must not turn out to be public.
+    there already, but a private one must not turn out to be public. What it has of SUPERSEDED and is not sent is
+    removed; its other files stay.
 
     Raises: DataError when the Hub refuses, cannot be reached, or has such a repository already.
     """
@@ -95,7 +102,13 @@ def push(folder: Path, repo: str, *, names: Sequence[str], private: bool, overwr
         address = str(api.create_repo(repo, private=private, exist_ok=overwrite))
         if private and not api.model_info(repo).private:
             raise DataError(f"{repo}: is there and public; push with private=false, or to another name")
-        api.upload_folder(repo_id=repo, folder_path=folder, allow_patterns=list(names), commit_message="rookexp.export")
+        api.upload_folder(
+            repo_id=repo,
+            folder_path=folder,
+            allow_patterns=list(names),
+            delete_patterns=list(SUPERSEDED),
+            commit_message="rookexp.export",
+        )
     except DataError:
         raise
     except Exception as error:  # as in `fetch`
@@ -235,6 +248,8 @@ def _state(tensors: Mapping[str, Tensor], model: GPT2, path: Path) -> dict[str, 
         if key in found:
             raise DataError(f"{path}: {key!r} is there twice, with and without the prefix 'transformer.'")
         found[key] = tensor
+    if "lm_head.weight" in found:  # tied: safetensors' own save_model keeps this name of the two
+        found.setdefault("wte.weight", found["lm_head.weight"])
     state = {}
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for key, name in _names(model.config).items():

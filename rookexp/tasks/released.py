@@ -225,16 +225,23 @@ class RookWorld:
 def row_of(text: str | None) -> tuple[Annotation | EnvironmentPrompt, str]:
     """The row of a document and its label, B or the move.
 
-    A text that starts with neither `P: ` nor `A: ` is an A document without its prefix.
     Raises: ValueError saying what is wrong with it.
     """
     if text is None:
         raise ValueError("no text in it")
-    text = text.removeprefix(END_OF_TEXT).split(END_OF_TEXT, 1)[0].strip()
+    text = whole(text)
     if text.startswith("P: "):
         return annotation_of(text)
-    text = text if text.startswith("A: ") else f"A: {text}"
     if text.count("+") != 6:
         raise ValueError(f"neither a P nor an A document: {text.removeprefix('A: ')[:60]!r}")
     question = question_of(text)
     return question, question.move
+
+
+def whole(text: str) -> str:
+    """The document of a data set's row: what stands before or between ends of text, less outer spaces.
+
+    Seven fields without `A: ` get it: some data sets have their A documents so.
+    """
+    text = text.removeprefix(END_OF_TEXT).split(END_OF_TEXT, 1)[0].strip()
+    return f"A: {text}" if text.count("+") == 6 and not text.startswith(("P: ", "A: ")) else text

@@ -54,7 +54,7 @@ class Lines:
         with self.path.open("rb") as file:
             for row in rows:
                 file.seek(self.places[row])
-                texts.append(self._text(file.readline().decode("utf-8", errors="replace")))
+                texts.append(self._text(file.readline().decode("utf-8-sig", errors="replace")))
         return texts
 
     def _text(self, line: str) -> str | None:
