@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, TypeVar, cast
 
 import torch
 from annotated_types import Ge, Gt, Len, Lt
@@ -13,6 +14,9 @@ from torch import Tensor, nn
 
 NEWTON_SCHULZ = (3.4445, -4.775, 2.0315)  # of the quintic; Jordan et al. 2024
 NEWTON_SCHULZ_STEPS = 5
+WRAPPED = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")  # besides step
+
+Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
 
 
 class Schedule(Protocol):
@@ -21,6 +25,17 @@ class Schedule(Protocol):
     def factor(self, step: int) -> float:
         """The factor of the base rate at optimizer step `step`, counted from 0."""
         ...
+
+
+def uncompiled(optimizer: type[Kind]) -> type[Kind]:
+    """The same class under the same name, for runs that compile nothing.
+
+    torch keeps these methods of its own out of compiled code, and for that their first call imports the compiler,
+    with sympy and all: 2 s before the first step.
+    """
+    methods = {name: inspect.unwrap(getattr(optimizer, name)) for name in WRAPPED}
+    methods["step"] = torch.no_grad()(inspect.unwrap(optimizer.step))
+    return cast("type[Kind]", type(optimizer.__name__, (optimizer,), methods))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +61,8 @@ class AdamW:
         ]
         groups += [{"params": list(head.parameters()), "weight_decay": 0.0, "lr": lr} for head, lr in heads.items()]
         fused = all(p.device.type in ("cuda", "cpu") for p in parameters)
-        return torch.optim.AdamW(groups, lr=self.lr, betas=(self.betas[0], self.betas[1]), eps=self.eps, fused=fused)
+        betas = (self.betas[0], self.betas[1])
+        return uncompiled(torch.optim.AdamW)(groups, lr=self.lr, betas=betas, eps=self.eps, fused=fused)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +85,7 @@ class Muon(AdamW):
         return MuonAdamW([muon, *groups])
 
 
+@uncompiled
 class MuonAdamW(torch.optim.Optimizer):
     """Muon for the first group, AdamW for the others, with one state and one set of groups.
 
@@ -78,7 +95,7 @@ class MuonAdamW(torch.optim.Optimizer):
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:
         super().__init__(groups, {})
-        self._adamw = torch.optim.AdamW([torch.empty(0)])  # of which only the step is used
+        self._adamw = uncompiled(torch.optim.AdamW)([torch.empty(0)])  # of which only the step is used
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]

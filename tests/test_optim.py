@@ -57,6 +57,24 @@ def test_the_first_step_is_as_long_as_each_groups_rate() -> None:
     assert torch.allclose(head.linear.weight.abs(), torch.full((1, 16), 0.3), atol=1e-3)
 
 
+def test_what_is_uncompiled_steps_bit_by_bit_as_torchs_own_and_has_its_name_and_hooks() -> None:
+    model, twin, seen = policy(), policy(), []
+    own, torchs = SETTINGS.optimizer(model, {}), torch.optim.AdamW(twin.parameters(), fused=True)
+    settings = {name: value for name, value in own.param_groups[0].items() if name != "params"} | {"weight_decay": 0.0}
+    for optimizer in (own, torchs):
+        optimizer.register_step_post_hook(lambda *_: seen.append(1))
+        for group in optimizer.param_groups:
+            group |= settings
+    for _ in range(3):
+        for m, optimizer in ((model, own), (twin, torchs)):
+            loss(m).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+    assert (len(seen), type(own).__name__) == (6, "AdamW")
+
+
 def loss(model: GPT2) -> Tensor:
     tokens = torch.tensor([[1, 4, 2, 5]])
     return (model.hidden(tokens) @ model.head_weight.T).logsumexp(-1).sum()

@@ -92,8 +92,9 @@ class GPT2(nn.Module):
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
         self.config = config
-        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
-        self.wpe = nn.Embedding(config.n_positions, config.n_embd)
+        # nn.Embedding(...) would draw what is overwritten anyway, and on the meta device import torch's compiler: 2 s.
+        self.wte = nn.Embedding.from_pretrained(torch.zeros(config.vocab_size, config.n_embd), freeze=False)
+        self.wpe = nn.Embedding.from_pretrained(torch.zeros(config.n_positions, config.n_embd), freeze=False)
         blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.blocks = cast("Sequence[Block]", blocks)  # what iterating gives, which ModuleList's type does not tell
         self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
