@@ -58,11 +58,12 @@ class Hardware:
         fit: bool,
         grow: Literal["micro_batch", "batch"],
         memory_gib: Annotated[float, Gt(0)] | None,
+        keep_freed: bool,
     ) -> None:
         if threads is not None:
             torch.set_num_threads(threads)
         self.device = torch.device(find_device(device))
-        if self.device.type == "cpu":
+        if keep_freed and self.device.type == "cpu":
             keep_freed_memory()
         self.precision = precision if precision != "auto" else fastest_precision(self.device.type)
         if decode == "cuda_graph" and self.device.type != "cuda":

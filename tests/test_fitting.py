@@ -29,15 +29,8 @@ from rookexp.trainer import Trainer
 from rookexp.types import Prompt
 
 CASE = WorstCase(rows=100, prompt=6, completion=LONGEST, per_prompt=4, temperature=1.0)
-HARDWARE: dict[str, Any] = {
-    "device": "cpu",
-    "threads": None,
-    "precision": "fp32",
-    "decode": "eager",
-    "micro_batch": 3,
-    "head_chunk": 7,
-}
-HARDWARE |= {"decode": "eager", "fit": True, "grow": "micro_batch", "memory_gib": None}
+HARDWARE: dict[str, Any] = {"device": "cpu", "threads": None, "precision": "fp32", "micro_batch": 3, "head_chunk": 7}
+HARDWARE |= {"decode": "eager", "fit": True, "grow": "micro_batch", "memory_gib": None, "keep_freed": True}
 
 
 class Meter:

@@ -23,15 +23,8 @@ from rookexp.errors import ConfigError
 from rookexp.hardware import Hardware
 from rookexp.models.replays import Replays
 
-CPU: dict[str, Any] = {
-    "device": "cpu",
-    "threads": None,
-    "precision": "fp32",
-    "decode": "eager",
-    "micro_batch": 4,
-    "head_chunk": 64,
-}
-CPU |= {"decode": "eager", "fit": False, "grow": "micro_batch", "memory_gib": None}
+CPU: dict[str, Any] = {"device": "cpu", "threads": None, "precision": "fp32", "micro_batch": 4, "head_chunk": 64}
+CPU |= {"decode": "eager", "fit": False, "grow": "micro_batch", "memory_gib": None, "keep_freed": True}
 
 
 @pytest.fixture(autouse=True)
@@ -110,11 +103,12 @@ def test_freed_memory_is_kept_where_glibc_can_be_asked(monkeypatch: pytest.Monke
     assert not hardware.keep_freed_memory()
 
 
-def test_only_a_cpu_run_changes_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_cpu_run_that_may_changes_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     monkeypatch.setattr(hardware, "keep_freed_memory", lambda: calls.append(1))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     Hardware(**CPU | {"device": "cuda"})
+    Hardware(**CPU | {"keep_freed": False})
     assert not calls
     Hardware(**CPU)
     assert calls
