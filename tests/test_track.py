@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,26 @@ def test_one_object_a_step_readable_while_running(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="step 0 logged after step 1"):
         tracker.log(0, {})
     tracker.finish("finished")
+    tracker.finish("finished")
+
+
+def test_a_step_opens_no_file_and_adds_its_own_line_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What logging costs does not grow with the run: counted, for seconds would be those of the machine."""
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise AssertionError("a file is opened in a step")
+
+    tracker, sizes = jsonl(tmp_path), [0]
+    with monkeypatch.context() as patch:
+        for name in ("builtins.open", "io.open", "os.open"):
+            patch.setattr(name, refused)
+        for step in range(30):
+            tracker.log(step, {f"metric/{i}": 0.5 for i in range(80)})
+            tracker.log_completions(step, [{"completion": "M: e2e4"}] * 4)
+            sizes.append(sum((tmp_path / name).stat().st_size for name in (track.METRICS, track.COMPLETIONS)))
+    lines = [after - before for before, after in pairwise(sizes)]
+    assert set(lines[:10]) == {lines[0]}
+    assert set(lines[10:]) == {lines[0] + 5}, "a digit more in each of five lines"
     tracker.finish("finished")
 
 
