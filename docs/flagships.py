@@ -5,7 +5,8 @@ recipe with different seeds; a folder of runs will do. The models before and aft
 `python -m rookexp.evaluate` into RUN/evaluate and, of the first run, RUN/evaluate_before, where that is not done yet.
 
 `python docs/flagships.py held_out FILE` writes the positions for `eval.positions`: those of a corpus that neither the
-pretraining nor black_repair has seen.
+pretraining nor black_repair has seen. `python docs/flagships.py others FILE HELD_OUT` then writes 20 000 other ones,
+for `task.positions`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import random
 import re
 import shlex
 import subprocess
@@ -41,6 +43,7 @@ from rookexp.tasks.rookworld import load_annotations  # noqa: E402
 SIDES = {"Black": "b", "White": "w"}
 ENOUGH = 500  # held-out positions a colour
 LIMIT = 500  # documents of each task that are asked
+OTHERS = 20_000  # positions to train on
 DRAWN, COLUMNS, SCALE, MARGIN, CAPTION = 8, 4, 0.5, 12, 30  # boards; lengths in pixels of the sheet
 BEFORE, AFTER = "#cc2936dd", "#15873bdd"
 COLOURS = {"best_is_engine": "#1f6fd6", "argmax_is_engine": "#c98a1b"}
@@ -525,6 +528,26 @@ def held_out(corpus: Path, path: Path) -> dict[str, int]:
     return {side: sum(row["fen"].split()[1] == letter for row in rows) for side, letter in SIDES.items()}
 
 
+def others(corpus: Path, held_out_file: Path, path: Path) -> int:
+    """Writes OTHERS of a corpus's annotated positions, none of them in that file, drawn with seed 0; how many.
+
+    Mirror images of held-out ones may be among them: those are what the page leaves out.
+    """
+
+    def placement(line: str) -> str:
+        return str(json.loads(line)["fen"]).split()[0]
+
+    held = {placement(line) for line in held_out_file.read_text(encoding="utf-8").splitlines()}
+    files = sorted(corpus.glob("annotations-*.jsonl"))
+    lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines(keepends=True)]
+    left = [line for line in lines if placement(line) not in held]
+    if not left:
+        raise DataError(f"{corpus}: no other annotated positions; make them with `python -m rookexp.data`")
+    random.Random(0).shuffle(left)
+    write_atomic(path, "".join(left[:OTHERS]))
+    return len(left[:OTHERS])
+
+
 def main(argv: Sequence[str]) -> None:
     """Writes what is asked; exit status 2 where it cannot."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -536,13 +559,19 @@ def main(argv: Sequence[str]) -> None:
         door.add_argument("--documents", metavar="FILE", nargs="+", type=Path, default=[test])
         door.add_argument("--limit", type=int, default=LIMIT, help="documents of each task (default: %(default)s)")
         door.add_argument("--out", type=Path, default=ROOT / "docs")
-    door = doors.add_parser("held_out")
-    door.add_argument("file", metavar="FILE", type=Path)
-    door.add_argument("--corpus", type=Path, default=ROOT / "outputs/corpus")
+    for what in ("held_out", "others"):
+        door = doors.add_parser(what)
+        door.add_argument("file", metavar="FILE", type=Path)
+        if what == "others":
+            door.add_argument("held_out", metavar="HELD_OUT", type=Path)
+        door.add_argument("--corpus", type=Path, default=ROOT / "outputs/corpus")
     asked = parser.parse_args(argv)
     try:
         if asked.what == "held_out":
             print(held_out(asked.corpus, asked.file))
+            return
+        if asked.what == "others":
+            print(others(asked.corpus, asked.held_out, asked.file))
             return
         write = {"black_repair": black_repair, "a_openings": a_openings}[asked.what]
         write(read(asked.what, asked.runs), asked.out, asked.documents, asked.limit)

@@ -219,3 +219,17 @@ def test_held_out_positions_are_those_that_nothing_trains_on(flagships: ModuleTy
     assert {row.fen for row in load_annotations(path)} == {row.fen for row in rows[-128:]}
     with pytest.raises(DataError, match="no annotated positions"):
         flagships.held_out(tmp_path / "none", path)
+
+
+def test_other_positions_are_drawn_from_the_rest_of_the_corpus(flagships: ModuleType, tmp_path: Path) -> None:
+    lines = [json.dumps({"fen": f"8/8/8/8/8/8/8/{i + 1}k{6 - i} w - - 0 1"}) + "\n" for i in range(6)]
+    (tmp_path / "annotations-00000.jsonl").write_text("".join(lines), encoding="utf-8")
+    held, path = tmp_path / "held.jsonl", tmp_path / "others.jsonl"
+    held.write_text(lines[0] + lines[3], encoding="utf-8")
+    assert flagships.others(tmp_path, held, path) == 4
+    found = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    assert sorted(found) == sorted([lines[1], lines[2], lines[4], lines[5]])
+    assert flagships.others(tmp_path, held, path) == 4
+    assert path.read_text(encoding="utf-8").splitlines(keepends=True) == found
+    with pytest.raises(DataError, match="no other annotated positions; make them with"):
+        flagships.others(tmp_path / "none", held, path)
