@@ -436,7 +436,8 @@ def black_repair(by_seed: Mapping[int, runs.Run], out: Path, texts: Sequence[Pat
 {verdict(list(repair_asked(found, others)))}
 
 B is the move after `B:`, argmax E the listed move with the highest evaluation. The positions are those of
-`{model_card.portable(str(asked))}` that the training does not ask.
+`{model_card.portable(str(asked))}` that the training does not ask; `held_out` and `others` of `docs/flagships.py` make
+such files from a corpus.
 
 {table([*found.values(), *(row for row in others if "next state exact, " not in row.name)])}
 
