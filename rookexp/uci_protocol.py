@@ -9,6 +9,7 @@ import dataclasses
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal, Protocol, get_args
@@ -66,7 +67,8 @@ OPTIONS = {
 class Engine:
     """A player behind UCI. Every `go` is answered at once, `infinite` and `ponder` when they are ended.
 
-    `load` gives the player; it is called when the first answer, or `readyok`, is waited for.
+    `load` gives the player; it is called when the first answer, or `readyok`, is waited for. A second thread finds the
+    answer: only `isready` does not wait for it, as UCI has it.
     """
 
     def __init__(self, *, name: str, settings: Settings, load: Callable[[], Player], out: IO[str]) -> None:
@@ -77,6 +79,8 @@ class Engine:
         self.player: Player | None = None
         self.board = chess.Board()
         self.fen = self.board.fen()  # the position as the GUI wrote it, or after its moves
+        self.thread = ThreadPoolExecutor(max_workers=1)
+        self.search: Future[None] | None = None  # what that thread does
         self.held: str | None = None  # the answer to a search that has not been ended yet
         self.game: chess.Board | None = None  # the moves so far of a game with an answer of ours
         self.colour = chess.WHITE  # ours in that game
@@ -96,15 +100,21 @@ class Engine:
         }
 
     def run(self, lines: Iterable[str]) -> None:
-        """Obeys the commands up to `quit` or the last."""
+        """Obeys the commands up to `quit` or the last.
+
+        Raises: what `load` or the player raised.
+        """
         for line in lines:
             words = line.split()
             while words and words[0] not in self.commands and words[0] != "quit":  # UCI: unknown words are skipped
                 words.pop(0)
             if words[:1] == ["quit"]:
                 break
+            if words[:1] != ["isready"] or self.player is None:
+                self._await_search()
             if words:
                 self.commands[words[0]](words[1:])
+        self._await_search()
 
     def send(self, line: str) -> None:
         """One line to the GUI, at once."""
@@ -179,6 +189,16 @@ class Engine:
         if not legal:
             self.send("bestmove (none)")
             return
+        self.search = self.thread.submit(self._search, legal, ended=not {"infinite", "ponder"} & set(words))
+
+    def _await_search(self) -> None:
+        """Everything but `isready` comes after the answer that is being found."""
+        search, self.search = self.search, None
+        if search is not None:
+            search.result()
+
+    def _search(self, legal: frozenset[str], *, ended: bool) -> None:
+        """Finds and tells a move of `legal`; as the answer only where the search has `ended` with it."""
         answer = self._player().answer(self.fen, legal, self.settings, self.answers)
         self.answers += 1
         if answer.instead is not None:
@@ -192,7 +212,7 @@ class Engine:
         game.push_uci(answer.move)
         self._keep_game(game)
         self.held = answer.move
-        if not {"infinite", "ponder"} & set(words):
+        if ended:
             self._end_search([])
 
     def _end_search(self, words: list[str]) -> None:
