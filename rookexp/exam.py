@@ -170,16 +170,19 @@ class Exam:
             return None
         engine = self.engine()
         try:
-            found = []
+            found: list[dict[str, int]] = []
             for gold in golds:
                 parsed = chess_text.parse_p(gold)
                 board = None if parsed is None else chess_text.board_of(parsed.fen)
+                if board is None:
+                    found.append({})
+                    continue
                 try:
-                    lines = [] if board is None else engine.lines(board)
+                    lines = engine.lines(board)
                 except EngineError:
                     engine.close()
                     engine = self.engine()
-                    lines = [] if board is None else engine.lines(board)
+                    lines = engine.lines(board)
                 found.append({line.move.uci(): line.eval_cp for line in lines})
             return found
         finally:

@@ -163,9 +163,8 @@ class Trainer:
         Each term's gradient is added to `pulls`, where that is wanted.
         """
         neighbours = sorted((row for row in rows if ends[row]), key=lambda row: (prompts[row], -ends[row]))
-        index = torch.tensor(
-            neighbours, dtype=torch.long, device=experience.tokens.device
-        )  # one copy that the host awaits
+        device = experience.tokens.device  # one copy there for all micro-batches, as the host waits for each
+        index = torch.tensor(neighbours, dtype=torch.long, device=device)
         for part in ops.parts(len(neighbours), self.micro_batch):
             width = max(ends[row] for row in neighbours[part])
             micro = self.objective.loss(experience.rows(index[part], width))

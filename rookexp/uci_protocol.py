@@ -68,7 +68,7 @@ class Engine:
     """A player behind UCI. Every `go` is answered at once, `infinite` and `ponder` when they are ended.
 
     `load` gives the player; it is called when the first answer, or `readyok`, is waited for. A second thread finds the
-    answer: only `isready` does not wait for it, as UCI has it.
+    answer: `isready` alone does not wait for it, as UCI has it.
     """
 
     def __init__(self, *, name: str, settings: Settings, load: Callable[[], Player], out: IO[str]) -> None:
@@ -102,7 +102,7 @@ class Engine:
     def run(self, lines: Iterable[str]) -> None:
         """Obeys the commands up to `quit` or the last.
 
-        Raises: what `load` or the player raised.
+        Raises: what `load` raised, at once, or the player, at the next command.
         """
         for line in lines:
             words = line.split()
@@ -189,7 +189,8 @@ class Engine:
         if not legal:
             self.send("bestmove (none)")
             return
-        self.search = self.thread.submit(self._search, legal, ended=not {"infinite", "ponder"} & set(words))
+        player = self._player()
+        self.search = self.thread.submit(self._search, player, legal, ended=not {"infinite", "ponder"} & set(words))
 
     def _await_search(self) -> None:
         """Everything but `isready` comes after the answer that is being found."""
@@ -197,9 +198,13 @@ class Engine:
         if search is not None:
             search.result()
 
-    def _search(self, legal: frozenset[str], *, ended: bool) -> None:
+    def _search(self, player: Player, legal: frozenset[str], *, ended: bool) -> None:
         """Finds and tells a move of `legal`; as the answer only where the search has `ended` with it."""
-        answer = self._player().answer(self.fen, legal, self.settings, self.answers)
+        try:
+            answer = player.answer(self.fen, legal, self.settings, self.answers)
+        except Exception:  # which the next command raises; till then no GUI shall wait
+            self.send("bestmove (none)")
+            raise
         self.answers += 1
         if answer.instead is not None:
             self.fallbacks += 1

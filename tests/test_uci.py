@@ -124,8 +124,21 @@ def test_what_a_search_raises_ends_the_engine() -> None:
         def answer(self, *args: Any) -> Answer:
             raise DataError("no room")
 
+    out = io.StringIO()
+    engine = Engine(name="test", settings=SETTINGS, load=Broken, out=out)
     with pytest.raises(DataError, match="no room"):
-        talk("go", player=Broken())
+        engine.run(["go", "position startpos", "go"])
+    assert out.getvalue() == "bestmove (none)\n"
+
+    def nothing() -> Any:
+        raise DataError("no such folder")
+
+    def lines() -> Iterator[str]:
+        yield "go"
+        raise AssertionError("a model that is not there is told before the next line")
+
+    with pytest.raises(DataError, match="no such folder"):
+        Engine(name="test", settings=SETTINGS, load=nothing, out=out).run(lines())
 
 
 def test_searchmoves_leave_no_other_move() -> None:
