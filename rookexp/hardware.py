@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import os
 import platform
 import sys
@@ -20,7 +21,7 @@ from rookexp.models.gpt2 import GPT2
 from rookexp.models.replays import CudaGraphs, Replays
 
 PROBE_SIZE = (64, 768, 768)  # M, K, N of the timed product: a few rows through a projection of GPT-2
-PROBE_REPEATS = 3
+PROBE_REPEATS = 10
 PROBE_GAIN = 1.2  # bf16 must be this much faster to be worth its rounding
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # <malloc.h> of glibc
 KEPT_BYTES = (1 << 30, 1 << 25)  # 32 MiB is the most that an older glibc takes
@@ -178,34 +179,36 @@ def find_device(device: str) -> str:
 
 
 def fastest_precision(device_type: str) -> Literal["fp32", "bf16"]:
-    """`bf16` where the device computes it natively: asked of CUDA, measured on a CPU; `fp32` on MPS."""
+    """`bf16` where the device computes it natively: asked of CUDA and of a CPU, there measured, too; `fp32` on MPS."""
     if device_type == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     if device_type == "cpu":
-        return "bf16" if cpu_bf16_speedup() > PROBE_GAIN else "fp32"
+        # Without the instructions no moment at which the machine is busy may look as if it had them.
+        return "bf16" if cpu_has_bf16() and cpu_bf16_speedup() > PROBE_GAIN else "fp32"
     return "fp32"
+
+
+def cpu_has_bf16() -> bool:
+    """Whether PyTorch has kernels for bf16 products on this CPU that do not emulate them throughout."""
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 @functools.cache
 def cpu_bf16_speedup() -> float:
-    """Seconds of an fp32 product over seconds of a bf16 one on this CPU, best of three each; once a process.
+    """Seconds of an fp32 product over seconds of a bf16 one on this CPU, best of a few each, in turns; once a process.
 
-    A flag would not do: some CPUs have the instructions and no faster kernels, and some kernels emulate them.
+    `cpu_has_bf16` alone would not do: some CPUs have the instructions and no faster kernels.
     """
-    seconds = [best_product_s(dtype) for dtype in (torch.float32, torch.bfloat16)]
-    return seconds[0] / seconds[1]
-
-
-def best_product_s(dtype: torch.dtype) -> float:
-    """Seconds of the fastest of a few matrix products on the CPU after one that warms up."""
     m, k, n = PROBE_SIZE
-    left, right = torch.ones(m, k, dtype=dtype), torch.ones(n, k, dtype=dtype)
-    times = []
-    for _ in range(1 + PROBE_REPEATS):
-        began = time.perf_counter()
-        torch.nn.functional.linear(left, right)
-        times.append(time.perf_counter() - began)
-    return max(min(times[1:]), 1e-9)
+    best = dict.fromkeys((torch.float32, torch.bfloat16), math.inf)
+    pairs = {dtype: (torch.ones(m, k, dtype=dtype), torch.ones(n, k, dtype=dtype)) for dtype in best}
+    for turn in range(1 + PROBE_REPEATS):
+        for dtype, (left, right) in pairs.items():
+            began = time.perf_counter()
+            torch.nn.functional.linear(left, right)
+            if turn:  # the first warms up
+                best[dtype] = min(best[dtype], time.perf_counter() - began)
+    return best[torch.float32] / max(best[torch.bfloat16], 1e-9)
 
 
 def keep_freed_memory() -> bool:

@@ -47,7 +47,14 @@ def test_autocast_sets_what_products_are_computed_in(precision: str, dtype: torc
 @pytest.mark.parametrize(("speedup", "precision"), [(3.0, "bf16"), (1.0, "fp32"), (0.1, "fp32")])
 def test_auto_takes_the_faster_precision(speedup: float, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "cpu_bf16_speedup", lambda: speedup)
+    monkeypatch.setattr(hardware, "cpu_has_bf16", lambda: True)
     assert Hardware(**CPU | {"precision": "auto"}).precision == precision
+
+
+def test_auto_is_fp32_without_the_instructions_whatever_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "cpu_bf16_speedup", lambda: 9.0)  # as where the fp32 product was held up
+    monkeypatch.setattr(hardware, "cpu_has_bf16", lambda: False)
+    assert Hardware(**CPU | {"precision": "auto"}).precision == "fp32"
 
 
 def test_the_speed_is_measured_once_and_quickly() -> None:
