@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 
@@ -70,8 +70,13 @@ class Rollouts:
 class Scores:
     """What the completions were worth."""
 
-    rewards: Float[Tensor, " n"]  # outcome reward of each completion
-    parts: Mapping[str, Float[Tensor, " n"]]  # components and diagnostics; NaN = not applicable
+    rewards: Shaped[Tensor, " n"]  # outcome reward of each completion
+    parts: Mapping[str, Shaped[Tensor, " n"]]  # components and diagnostics; NaN = not applicable
+
+    def __post_init__(self) -> None:
+        """Whatever a reward counts in, both are floats from here on."""
+        object.__setattr__(self, "rewards", _floats(self.rewards))
+        object.__setattr__(self, "parts", {name: _floats(part) for name, part in self.parts.items()})
 
 
 @runtime_checkable
@@ -129,3 +134,8 @@ class LossTerms:
     def total(self) -> Float[Tensor, ""]:
         """The sum of the terms; adds up over the batch."""
         return torch.stack(list(self.terms.values())).sum()
+
+
+def _floats(x: Tensor) -> Tensor:
+    """The same numbers in at least float32."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

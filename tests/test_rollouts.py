@@ -13,6 +13,7 @@ from tiny import EOT, LONGEST, PROMPTS, Ask, Letters, Vowels, grpo, policy
 from torch import Tensor
 
 from rookexp import aggregation, generate
+from rookexp.baselines import Ema
 from rookexp.errors import ConfigError
 from rookexp.generate import Sampling
 from rookexp.objectives.rollout_metrics import rollout_metrics
@@ -178,6 +179,19 @@ def test_rewards_of_another_count_are_refused() -> None:
         grpo(policy(), reward=Half()).collect(0)
 
 
+def test_rewards_may_be_counts_or_truth_values() -> None:
+    class Whole(Vowels):
+        def score(self, prompts: Any, texts: Any) -> Scores:
+            return Scores(worth(texts).to(self.dtype), {"letters": torch.tensor([len(text) for text in texts])})
+
+    found = []
+    for Whole.dtype in (torch.float32, torch.int64, torch.bool, torch.float16):
+        experience, metrics = grpo(policy(), reward=Whole()).collect(0)
+        found.append((experience.advantages.dtype, experience.advantages.tolist(), metrics))
+    assert found == [found[0]] * 4
+    assert found[0][2]["reward/std"] > 0
+
+
 def test_a_reward_that_does_not_apply_is_refused_with_the_prompt() -> None:
     class NotForK(Vowels):
         def score(self, prompts: Any, texts: Any) -> Scores:
@@ -330,6 +344,11 @@ def test_metrics_of_the_rollouts() -> None:
     metrics = rollout_metrics(rollouts, Scores(equal.flatten(), {}), equal)
     assert metrics["frac_reward_zero_std"] == 1
     assert metrics["frac_groups_all_best"] == metrics["frac_groups_all_worst"] == 0  # none is better than another
+
+
+def test_a_lone_completions_rewards_do_not_vary() -> None:
+    changes = {"task": Ask(("abc",)), "group_size": 1, "baseline": Ema(alpha=0.1, per="global")}
+    assert grpo(policy(), **changes).collect(0)[1]["reward/std"] == 0
 
 
 def test_each_tasks_reward_is_told_where_there_are_several() -> None:

@@ -14,12 +14,11 @@ from rookexp.types import Prompt, Rollouts, Scores
 def rollout_metrics(rollouts: Rollouts, scores: Scores, rewards: Float[Tensor, "p g"]) -> dict[str, float]:
     """What is known before the update; parts are means over the completions to which they apply.
 
-    reward/std is over all completions (N - 1). frac_reward_zero_std is the share of dead groups, whose rewards are all
-    equal; frac_groups_all_best and frac_groups_all_worst are the shares of those at the step's highest and at its
-    lowest reward, as far as the two differ. completions/identical_frac is the share of completions that another one of
-    their group repeats; completions/truncated_frac the share without an end-of-text. completions/tokens_per_forward is
-    1 without lookup. With several tasks
-    reward/mean_<task> is each one's.
+    reward/std is over all completions (N - 1), 0 for a lone one. frac_reward_zero_std is the share of dead groups,
+    whose rewards are all equal; frac_groups_all_best and frac_groups_all_worst are the shares of those at the step's
+    highest and at its lowest reward, as far as the two differ. completions/identical_frac is the share of completions
+    that another one of their group repeats; completions/truncated_frac the share without an end-of-text.
+    completions/tokens_per_forward is 1 without lookup. With several tasks reward/mean_<task> is each one's.
     """
     dead = rewards.amax(1) == rewards.amin(1)  # (P,)
     highest, lowest = rewards.amax(), rewards.amin()
@@ -29,7 +28,7 @@ def rollout_metrics(rollouts: Rollouts, scores: Scores, rewards: Float[Tensor, "
     repeated = sum(group.count(text) > 1 for group in groups for text in group)
     values: dict[str, Tensor | float] = {
         "reward/mean": rewards.mean(),
-        "reward/std": rewards.std(),
+        "reward/std": rewards.std(correction=min(1, rewards.numel() - 1)),
         "frac_reward_zero_std": dead.float().mean(),
         "frac_groups_all_best": (dead & (rewards[:, 0] == highest) & varied).float().mean(),
         "frac_groups_all_worst": (dead & (rewards[:, 0] == lowest) & varied).float().mean(),
