@@ -224,8 +224,7 @@ def test_stockfish_says_the_same_whatever_came_before_and_whoever_is_asked(make:
     found = one.analyse(asked)
     assert two.analyse(asked[::-1]) == found[::-1]
     assert [len(lines) for lines in found] == [5, 1] * 4 + [5]
-    victim = two._engines[0] or two._engines[1]
-    assert victim is not None
+    victim = two._engines[0].started()
     os.kill(victim._engine.transport.get_pid(), signal.SIGKILL)
     two._cache._file.execute("DELETE FROM analyses")
     assert two.analyse(asked) == found

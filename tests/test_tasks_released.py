@@ -202,6 +202,11 @@ def test_a_parquet_file_that_is_none_and_a_missing_library_are_named(
     with pytest.raises(DataError, match="cannot be read"):
         shards.find(str(tmp_path), None, "*.parquet", "text")
     put(tmp_path, "parquet", "train", TEXTS)
+    whole = (tmp_path / "train.parquet").read_bytes()
+    (tmp_path / "train.parquet").write_bytes(whole[:4] + bytes(len(whole) // 3) + whole[4 + len(whole) // 3 :])
+    with pytest.raises(DataError, match=r"train\.parquet, row \d+: cannot be read .*; copy or download"):
+        task_of(tmp_path, files="*.parquet")
+    put(tmp_path, "parquet", "train", TEXTS)
     with pytest.raises(DataError, match="no column 'document'; it has id, text"):
         shards.find(str(tmp_path), None, "*.parquet", "document")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
