@@ -97,6 +97,7 @@ def test_a_lost_engine_is_replaced_and_asked_again(moody: Moody, make: Make, moo
     assert [clock for _, clock, _ in moody.asked()] == [1, 2, 2, 3]
     pids = [pid for pid, _, _ in moody.asked()]
     assert pids[0] == pids[1] != pids[2] == pids[3]
+    pool.begin([])
     assert pool.metrics()["engine/restarts"] == 1
     with pytest.raises(ProcessLookupError):
         os.kill(pids[0], 0)

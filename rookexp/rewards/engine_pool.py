@@ -50,7 +50,6 @@ class Tally:
     asked: int = 0  # different questions of each batch
     known: int = 0  # of them from the cache
     analysed: int = 0
-    lost_before: int = 0  # engines, all in all
     waited_s: float = 0.0  # by those who asked
     worked_s: float = 0.0  # while at least one engine was at work
 
@@ -101,7 +100,7 @@ class EnginePool:
 
     def begin(self, questions: Sequence[Question]) -> None:
         """Begins a step: counts anew, and has the engines work on what will be asked; returns at once."""
-        self._tally = Tally(lost_before=self._lost())
+        self._tally = Tally()
         self._begun = self._asked(questions)
 
     def analyse(self, questions: Sequence[Question]) -> list[list[Line]]:
@@ -120,9 +119,13 @@ class EnginePool:
         return [list(found[question]) for question in questions]
 
     def metrics(self) -> dict[str, float]:
-        """What the step so far took; a rate is left out where there was nothing to measure it by."""
+        """What the step so far took; a rate is left out where there was nothing to measure it by.
+
+        Restarts are all since the start: those of an evaluation, between two steps, would count for none.
+        """
         tally = self._tally
-        found = {"engine/wait_s": tally.waited_s, "engine/restarts": float(self._lost() - tally.lost_before)}
+        restarts = sum(engine.lost for engine in self._engines)
+        found = {"engine/wait_s": tally.waited_s, "engine/restarts": float(restarts)}
         if tally.asked:
             found["engine/hit_rate"] = tally.known / tally.asked
         if tally.worked_s:
@@ -143,10 +146,6 @@ class EnginePool:
             self._cache.close()
 
     # ---- in the caller's thread ----------------------------------------------------------------------------------
-
-    def _lost(self) -> int:
-        """Engines that were lost so far."""
-        return sum(engine.lost for engine in self._engines)
 
     def _key(self, question: Question) -> Key:
         return Key(self.engine, self.limit, 1 if question.move else self.multipv, question.position, question.move)
