@@ -7,13 +7,14 @@ import os
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import chess
 
 from rookexp.errors import DataError
-from rookexp.rewards.engine import Line, Stockfish
+from rookexp.rewards.engine import Lasting, Line, Stockfish
 from rookexp.tasks import positions
 
 KINDS = ("opening", "middlegame", "endgame", "self_play")
@@ -35,6 +36,7 @@ class AnnotateJob:
     nodes: int
     multipv: int
     timeout_s: float
+    retries: int
 
     def settings(self) -> dict[str, Any]:
         """What a shard's rows depend on, besides its number and the engine's version."""
@@ -60,16 +62,19 @@ def run_job(job: AnnotateJob) -> None:
     path = shard_path(job.folder, job.index)
     if path.exists():
         return
-    engine = Stockfish(path=job.engine_path, nodes=job.nodes, depth=None, multipv=job.multipv, timeout_s=job.timeout_s)
+    start = partial(
+        Stockfish, path=job.engine_path, nodes=job.nodes, depth=None, multipv=job.multipv, timeout_s=job.timeout_s
+    )
+    engine = Lasting(start, retries=job.retries)
     try:
         rows = list(annotated_rows(job, engine))
     finally:
         engine.close()
-    partial = path.with_suffix(f".{os.getpid()}.part")
+    unfinished = path.with_suffix(f".{os.getpid()}.part")
     text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
     try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(path)
     except OSError as error:
         raise DataError(f"{path}: cannot be written ({error})") from error
 
@@ -84,7 +89,7 @@ def row_counts(rows: int, quotas: Mapping[str, float]) -> dict[str, int]:
     return counts
 
 
-def annotated_rows(job: AnnotateJob, engine: Stockfish) -> Iterator[dict[str, Any]]:
+def annotated_rows(job: AnnotateJob, engine: Lasting) -> Iterator[dict[str, Any]]:
     """Rows `{fen, kind, moves, evals_cp}`, best move first; self-play rows also carry `game`, the moves so far."""
     rng = random.Random(f"{job.seed}/{job.index}")
     makers = {"opening": positions.opening, "middlegame": positions.middlegame, "endgame": positions.endgame}
@@ -109,7 +114,7 @@ def annotated_rows(job: AnnotateJob, engine: Stockfish) -> Iterator[dict[str, An
                 return
 
 
-def self_play_game(rng: random.Random, engine: Stockfish, seen: set[str]) -> Iterator[dict[str, Any]]:
+def self_play_game(rng: random.Random, engine: Lasting, seen: set[str]) -> Iterator[dict[str, Any]]:
     """One game in which the engine's lines choose the moves, softly, with some random moves between."""
     board = positions.random_game(rng, rng.randint(0, 6))
     while board.ply() < MAX_SELF_PLAY_PLIES and not board.is_game_over(claim_draw=False):

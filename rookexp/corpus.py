@@ -32,6 +32,7 @@ class Corpus:
         nodes: Annotated[int, Gt(0)],
         multipv: Annotated[int, Ge(1), Le(5)],
         timeout_s: Annotated[float, Gt(0)],
+        retries: Annotated[int, Ge(0)],
         processes: Annotated[int, Ge(1)],
         copies: Annotated[int, Ge(1)],
         black_best: Literal["legacy", "corrected"],
@@ -47,6 +48,7 @@ class Corpus:
         self.nodes = nodes
         self.multipv = multipv
         self.timeout_s = timeout_s
+        self.retries = retries
         self.processes = processes
         self.copies = copies
         self.black_best: Literal["legacy", "corrected"] = black_best
@@ -70,6 +72,7 @@ class Corpus:
                 nodes=self.nodes,
                 multipv=self.multipv,
                 timeout_s=self.timeout_s,
+                retries=self.retries,
             )
             for index in range(-(-self.positions // self.shard_positions))
         ]

@@ -14,12 +14,12 @@ from annotated_types import Ge, MinLen
 
 from rookexp import chess_text, exam_page
 from rookexp.answers import Answers
-from rookexp.errors import DataError, EngineError
+from rookexp.errors import DataError
 from rookexp.exam_page import Part, Shown
 from rookexp.heldout import P_PROMPTS, prompt_of, read_documents, tasks_of
 from rookexp.objectives.likelihood import Documents
 from rookexp.policies import Pretrained
-from rookexp.rewards.engine import Stockfish
+from rookexp.rewards.engine import Lasting, Stockfish
 from rookexp.run_info import write_atomic
 from rookexp.tasks import games, made, mates
 from rookexp.tasks.a_figures import environment_figures, same
@@ -29,6 +29,7 @@ from rookexp.tasks.p_figures import best_moves, policy_figures
 FIGURES, COMPLETIONS, GAMES, PAGE = "figures.json", "completions.jsonl", "games.jsonl", "evaluation.html"
 ALL_MOVES = 256  # lines that are enough for every legal move: no position has more than 218
 ENGINE_TIMEOUT_S = 60.0
+ENGINE_RETRIES = 2  # of a position whose engine crashes or hangs
 NAMED = 3  # problems that cannot be read and are named; all are counted
 
 
@@ -164,11 +165,11 @@ class Exam:
     def values(self, golds: Sequence[str]) -> list[dict[str, int]] | None:
         """Stockfish's evaluation in centipawns of every legal move in the positions of P documents; None without it.
 
-        One that crashes or hangs is replaced and asked the same once more. Raises: EngineError.
+        Raises: EngineError.
         """
         if self.engine is None:
             return None
-        engine = self.engine()
+        engine = Lasting(self.engine, retries=ENGINE_RETRIES)
         try:
             found: list[dict[str, int]] = []
             for gold in golds:
@@ -177,13 +178,7 @@ class Exam:
                 if board is None:
                     found.append({})
                     continue
-                try:
-                    lines = engine.lines(board)
-                except EngineError:
-                    engine.close()
-                    engine = self.engine()
-                    lines = engine.lines(board)
-                found.append({line.move.uci(): line.eval_cp for line in lines})
+                found.append({line.move.uci(): line.eval_cp for line in engine.lines(board)})
             return found
         finally:
             engine.close()

@@ -28,7 +28,7 @@ class Alphabet:
         self.settings = settings
         self.closed = False
 
-    def lines(self, board: chess.Board) -> list[Line]:
+    def lines(self, board: chess.Board, only: None = None) -> list[Line]:
         moves = sorted(board.legal_moves, key=lambda move: move.uci())[:5]
         return [Line(move, -100 * i) for i, move in enumerate(moves)]
 
@@ -46,7 +46,7 @@ class Broken(Alphabet):
         self.asked = 0
         self.made.append(self)
 
-    def lines(self, board: chess.Board) -> list[Line]:
+    def lines(self, board: chess.Board, only: None = None) -> list[Line]:
         self.asked += 1
         if self.asked == 3:
             raise EngineError("broken")
@@ -54,7 +54,7 @@ class Broken(Alphabet):
 
 
 def job(folder: Path, **other: Any) -> AnnotateJob:
-    settings = {"index": 0, "seed": 2026, "rows": 60, "quotas": QUOTAS, "nodes": 1000, "multipv": 5}
+    settings = {"index": 0, "seed": 2026, "rows": 60, "quotas": QUOTAS, "nodes": 1000, "multipv": 5, "retries": 0}
     return AnnotateJob(folder=str(folder), engine_path=None, timeout_s=30.0, **(settings | other))
 
 
@@ -158,6 +158,18 @@ def test_a_failed_job_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(annotate, "Stockfish", Alphabet)
     with pytest.raises(DataError, match="cannot be written"):
         annotate.run_job(job(tmp_path / "nowhere", rows=6))
+
+
+def test_an_engine_that_is_lost_is_replaced_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(annotate, "Stockfish", Broken)
+    Broken.made.clear()
+    asked = job(tmp_path, rows=6, retries=1)
+    annotate.run_job(asked)
+    assert [json.loads(line) for line in shard_path(tmp_path, 0).read_text().splitlines()] == rows_of(asked)
+    assert len(Broken.made) > 2
+    assert all(engine.closed for engine in Broken.made)
 
 
 @pytest.mark.engine

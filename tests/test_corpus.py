@@ -47,6 +47,7 @@ def corpus(folder: Path, **other: Any) -> Corpus:
         "nodes": 1000,
         "multipv": 5,
         "timeout_s": 30.0,
+        "retries": 2,
         "processes": 1,
         "copies": 2,
         "black_best": "legacy",

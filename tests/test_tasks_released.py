@@ -150,6 +150,15 @@ def test_rows_without_a_prefix_are_a_rows() -> None:
         assert text.startswith(question.fen)
 
 
+def test_two_analyses_of_one_position_keep_their_own_labels(tmp_path: Path) -> None:
+    fen = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq e3 0 1"
+    texts = [chess_text.build_p(fen, ["e7e5", "c7c5", last], [-30, -40, -70], last) for last in ("a7a5", "h7h5")]
+    put(tmp_path, "txt", "train", [*texts, *(text for text in TEXTS if text.startswith("P: "))])
+    task = task_of(tmp_path, p_share=1.0, colours="as_found", black_best="legacy")
+    golds = {task.gold(prompt) for step in range(20) for prompt in task.select(step) if fen in prompt.text}
+    assert {gold.split()[-1] for gold in golds} == {"a7a5", "h7h5"}
+
+
 def test_blacks_label_is_corrected_unless_it_is_wanted_as_published() -> None:
     corrected, legacy = task_of(HERE), task_of(HERE, black_best="legacy")
     reward = PolicyReward(best=1.0, candidates=0.0, evals=0.0)
@@ -201,6 +210,11 @@ def test_a_parquet_file_that_is_none_and_a_missing_library_are_named(
     (tmp_path / "train.parquet").write_bytes(b"nonsense")
     with pytest.raises(DataError, match="cannot be read"):
         shards.find(str(tmp_path), None, "*.parquet", "text")
+    put(tmp_path, "parquet", "train", TEXTS)
+    whole = (tmp_path / "train.parquet").read_bytes()
+    (tmp_path / "train.parquet").write_bytes(whole[:4] + bytes(len(whole) // 3) + whole[4 + len(whole) // 3 :])
+    with pytest.raises(DataError, match=r"train\.parquet, row \d+: cannot be read .*; copy or download"):
+        task_of(tmp_path, files="*.parquet")
     put(tmp_path, "parquet", "train", TEXTS)
     with pytest.raises(DataError, match="no column 'document'; it has id, text"):
         shards.find(str(tmp_path), None, "*.parquet", "document")

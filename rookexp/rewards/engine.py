@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import shutil
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,62 @@ class Stockfish:
         if isinstance(error, concurrent.futures.CancelledError):  # python-chess gave up together with the process
             reason = "its process ended before the search"
         return EngineError(f"{self.path} {what} (timeout {self.timeout_s} s): {reason or type(error).__name__}")
+
+
+class Lasting:
+    """An engine that outlives its processes: one that crashes or hangs is replaced, and asked the same again.
+
+    `start` makes one when it is needed. A question is asked `retries` times again at most; the answer does not depend
+    on how often it was.
+    """
+
+    def __init__(self, start: Callable[[], Stockfish], *, retries: int) -> None:
+        self.lost = 0  # engines so far
+        self._start = start
+        self._retries = retries
+        self._engine: Stockfish | None = None
+        self._closed = False
+
+    def started(self) -> Stockfish:
+        """The engine that is asked next.
+
+        Raises: EngineError when it does not start.
+        """
+        if self._engine is None:
+            self._engine = self._start()
+            if self._closed:  # meanwhile
+                self._engine.close()
+        return self._engine
+
+    def lines(self, board: chess.Board, only: chess.Move | None = None) -> list[Line]:
+        """As `Stockfish.lines`.
+
+        Raises: EngineError after the last attempt, or once this is closed.
+        """
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return self.started().lines(board, only)
+            except EngineError as error:
+                self._discard()
+                if self._closed or attempt > self._retries:
+                    raise EngineError(
+                        f"nobody could analyse {board.fen()!r} in {attempt} attempt{'s' * (attempt > 1)}: {error}"
+                    ) from error
+
+    def close(self) -> None:
+        """Ends the engine at once, also in the middle of a search of another thread, and for good."""
+        self._closed = True
+        if self._engine is not None:
+            self._engine.close()
+
+    def _discard(self) -> None:
+        """Forgets an engine that failed."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
+        self.lost += 1
 
 
 def _unheard(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -17,8 +17,8 @@ import chess
 from annotated_types import Ge, Gt, Le
 
 from rookexp.chess_text import MAX_LINES
-from rookexp.errors import DataError, EngineError
-from rookexp.rewards.engine import Line, Stockfish
+from rookexp.errors import DataError
+from rookexp.rewards.engine import Lasting, Line, Stockfish
 from rookexp.rewards.engine_cache import EngineCache, Key, position_of
 
 
@@ -50,7 +50,6 @@ class Tally:
     asked: int = 0  # different questions of each batch
     known: int = 0  # of them from the cache
     analysed: int = 0
-    failures: int = 0  # engines lost
     waited_s: float = 0.0  # by those who asked
     worked_s: float = 0.0  # while at least one engine was at work
 
@@ -77,12 +76,9 @@ class EnginePool:
         processes: Annotated[int, Ge(1)],
         cache: str | None,
     ) -> None:
-        self._start = functools.partial(
-            Stockfish, path=path, nodes=nodes, depth=depth, multipv=multipv, timeout_s=timeout_s
-        )
+        start = functools.partial(Stockfish, path=path, nodes=nodes, depth=depth, multipv=multipv, timeout_s=timeout_s)
         self.multipv = multipv
-        self.retries = retries
-        self._engines: list[Stockfish | None] = [None] * processes
+        self._engines = [Lasting(start, retries=retries) for _ in range(processes)]
         self._jobs: queue.SimpleQueue[tuple[Callable[[int], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._begun: dict[Question, Future[list[Line]]] = {}
         self._tally = Tally()
@@ -95,7 +91,7 @@ class EnginePool:
             threading.Thread(target=self._work, args=[slot], daemon=True).start()
         atexit.register(self.close)
         try:
-            first: Stockfish = self._submit(self._engine).result()
+            first: Stockfish = self._submit(lambda slot: self._engines[slot].started()).result()
             self.engine, self.limit = first.identity(), first.limit
             self._cache = EngineCache(cache, timeout_s)
         except BaseException:
@@ -123,9 +119,13 @@ class EnginePool:
         return [list(found[question]) for question in questions]
 
     def metrics(self) -> dict[str, float]:
-        """What the step so far took; a rate is left out where there was nothing to measure it by."""
+        """What the step so far took; a rate is left out where there was nothing to measure it by.
+
+        Restarts are all since the start: those of an evaluation, between two steps, would count for none.
+        """
         tally = self._tally
-        found = {"engine/wait_s": tally.waited_s, "engine/restarts": float(tally.failures)}
+        restarts = sum(engine.lost for engine in self._engines)
+        found = {"engine/wait_s": tally.waited_s, "engine/restarts": float(restarts)}
         if tally.asked:
             found["engine/hit_rate"] = tally.known / tally.asked
         if tally.worked_s:
@@ -141,8 +141,7 @@ class EnginePool:
         for _ in self._engines:
             self._jobs.put(None)
         for engine in self._engines:
-            if engine is not None:
-                engine.close()
+            engine.close()
         if hasattr(self, "_cache"):
             self._cache.close()
 
@@ -185,43 +184,16 @@ class EnginePool:
             except Exception as error:
                 future.set_exception(error)
 
-    def _engine(self, slot: int) -> Stockfish:
-        """The engine of a slot, started if need be."""
-        engine = self._engines[slot]
-        if engine is None:
-            engine = self._engines[slot] = self._start()
-            if self._closed:  # meanwhile
-                engine.close()
-        return engine
-
     def _answer(self, question: Question, slot: int) -> list[Line]:
         """Raises: EngineError after the last attempt."""
         board = chess.Board(question.position)
         only = chess.Move.from_uci(question.move) if question.move else None
-        attempt = 0
-        while True:
-            attempt += 1
-            try:
-                with self._at_work():
-                    lines = self._engine(slot).lines(board, only)
-                break
-            except EngineError as error:
-                self._discard(slot)
-                if self._closed or attempt > self.retries:
-                    tried = f"with {self.limit} in {attempt} attempts"
-                    raise EngineError(f"nobody could analyse {question.position!r} {tried}: {error}") from error
+        with self._at_work():
+            lines = self._engines[slot].lines(board, only)
         self._cache.put(self._key(question), lines)
         with self._lock:
             self._tally.analysed += 1
         return lines
-
-    def _discard(self, slot: int) -> None:
-        """Forgets an engine that failed."""
-        engine, self._engines[slot] = self._engines[slot], None
-        if engine is not None:
-            engine.close()
-        with self._lock:
-            self._tally.failures += 1
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:

@@ -89,7 +89,7 @@ class RookWorld:
         parts = {"train": "train"} if own else {"train": "train", evaluate: "evaluation"}
         found = shards.find(data, revision, files, column)
         self.kept: dict[str, str] = {}  # position key -> the part that it is in
-        self.labels: dict[str, str] = {}  # FEN -> the published label of a P row
+        self.labels: dict[Annotation, str] = {}  # the published label of a P row
         texts = shards.shuffled(found, f"{seed}/rows")
         taken = self._take(texts, {name: wanted[name] for name in parts.values()}, lambda key: parts.get(split_of(key)))
         if own:
@@ -155,7 +155,7 @@ class RookWorld:
         row = prompt.answer
         if not isinstance(row, Annotation):
             return self.training.gold(prompt)
-        best = self.labels[row.fen] if self.black_best == "legacy" else row.moves[0]
+        best = self.labels[row] if self.black_best == "legacy" else row.moves[0]
         return build_p(row.fen, row.moves, row.evals_cp, best).removeprefix(prompt.text)
 
     def _quotas(self, rows: int | None) -> dict[str, int | None]:
@@ -207,7 +207,7 @@ class RookWorld:
                 self.reading.counts[f"{kind} for {part}"] += 1
                 if isinstance(row, Annotation):
                     taken[part].policy.append(row)
-                    self.labels[row.fen] = label
+                    self.labels[row] = label
                 else:
                     taken[part].environment.append(row)
         return taken

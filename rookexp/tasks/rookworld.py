@@ -137,6 +137,8 @@ def _annotation(row: Any) -> Annotation:
     fen, moves, evals_cp = row["fen"], row["moves"], row["evals_cp"]
     if not isinstance(fen, str) or len(fen.split(" ")) != 6 or (board := board_of(fen)) is None:
         raise ValueError(f"fen is not a position in six fields: {fen!r}")
+    if not chess.Board(board.fen()).is_valid():  # which an engine would refuse; fen() leaves out empty rights
+        raise ValueError(f"fen is not a position that a game can have: {fen!r}")
     if not isinstance(moves, list) or not all(isinstance(move, str) for move in moves):
         raise ValueError(f"moves is not a list of moves: {moves!r}")
     if not moves or len(set(moves)) < len(moves) or not set(moves) <= legal_ucis(board):

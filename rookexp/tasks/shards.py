@@ -88,15 +88,21 @@ class Parquet:
         return self.starts[-1]
 
     def read(self, rows: Sequence[int]) -> list[str | None]:
-        """The text of each of these rows, which ascend; None where it is null or no text."""
+        """The text of each of these rows, which ascend; None where it is null or no text.
+
+        Raises: DataError for a row whose block is damaged.
+        """
         texts: list[str | None] = []
         loaded, column = -1, None
         for row in rows:
             group = bisect_right(self.starts, row) - 1
-            if group != loaded:
-                loaded, column = group, self.file.read_row_group(group, columns=[self.column]).column(0)
-            assert column is not None
-            text = column[row - self.starts[group]].as_py()
+            try:
+                if group != loaded:
+                    loaded, column = group, self.file.read_row_group(group, columns=[self.column]).column(0)
+                assert column is not None
+                text = column[row - self.starts[group]].as_py()
+            except (OSError, ValueError) as error:
+                raise DataError(f"{self.path}, row {row + 1}: {_damaged(error)}") from error
             texts.append(text if isinstance(text, str) else None)
         return texts
 
@@ -120,10 +126,20 @@ def find(data: str, revision: str | None, files: str, column: str) -> list[Shard
         found = [p for p in inside if fnmatch(p.relative_to(path).as_posix(), files)]
     if not found or found[0].suffix not in SUFFIXES:
         raise DataError(f"{data}: no file of it matches {files!r} and ends in {', '.join(SUFFIXES)}")
+    return [_opened(p, column) for p in found]
+
+
+def _opened(path: Path, column: str) -> Shard:
+    """Raises: DataError for a file that cannot be read."""
     try:
-        return [(Parquet if p.suffix == ".parquet" else Lines)(p, column) for p in found]
+        return (Parquet if path.suffix == ".parquet" else Lines)(path, column)
     except (OSError, ValueError) as error:  # as pyarrow calls a file that is none of its own
-        raise DataError(f"{data}: cannot be read ({str(error).splitlines()[0]})") from error
+        raise DataError(f"{path}: {_damaged(error)}") from error
+
+
+def _damaged(error: Exception) -> str:
+    """What is wrong with a file, and what mends it."""
+    return f"cannot be read ({str(error).splitlines()[0]}); copy or download the file again"
 
 
 def download(repo: str, revision: str | None, files: str) -> Path:
