@@ -31,8 +31,7 @@ def held_out(corpus: Path, path: Path) -> dict[str, int]:
     for row in documents.load_rows(corpus, len(list(corpus.glob("annotations-*.jsonl"))))[0]:
         key = position_key(row.board)
         if split_of(key) != "train" and key not in trained:
-            fen = row.board.fen(en_passant="fen")
-            lines.append(json.dumps({"fen": fen, "kind": row.kind, "moves": row.moves, "evals_cp": row.evals_cp}))
+            lines.append(json.dumps(row.record()))
             counts[SIDES[row.board.turn]] += 1
     if not lines:
         raise DataError(f"{corpus}: no annotated positions held out; make them with `python -m rookexp.data`")

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "rookexp"
 FLOORS = {
     **dict.fromkeys(["__init__", "types", "errors"], 0),
     **dict.fromkeys(
-        ["ops", "returns", "schedule", "chess_text", "check", "verdict", "statistics", "draw", "lookup"], 1
+        ["ops", "returns", "schedule", "chess_text", "check", "verdict", "statistics", "draw", "lookup", "shares"], 1
     ),
     **dict.fromkeys(["losses", "aggregation", "kl", "coefficients", "baselines", "shaping", "reference"], 2),
     **dict.fromkeys(["generate", "tokenizers", "optim", "models", "tasks", "rewards"], 2),
