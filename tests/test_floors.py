@@ -26,7 +26,7 @@ FLOORS = {
     **dict.fromkeys(
         ["annotate", "documents", "corpus", "position_mix", "transition_mix", "heldout", "policies", "stop"], 4
     ),
-    **dict.fromkeys(["rehearsal", "symptoms", "checkup", "fitting", "probes"], 4),
+    **dict.fromkeys(["rehearsal", "reciter", "symptoms", "checkup", "fitting", "probes"], 4),
     **dict.fromkeys(["model_card", "player", "uci_protocol"], 4),
     **dict.fromkeys(["wandb_tracker", "tensorboard_tracker", "trackio_tracker", "environment"], 4),
     **dict.fromkeys(["points", "curves", "wording", "boards", "page", "page_tables"], 4),
