@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
-from annotated_types import Ge, Gt, MinLen
+from annotated_types import Ge, MinLen
 
-from rookexp import aggregation, check, chess_text, fitting, generate, kl, nodes, session
+from rookexp import aggregation, check, chess_text, fitting, kl, nodes, session
 from rookexp.errors import ConfigError, DataError
 from rookexp.exam import Exam
 from rookexp.hardware import Hardware
 from rookexp.heldout import read_documents
+from rookexp.kinds import ALLOWED, changed, own_lengths, own_sampling, shared_sampling
 from rookexp.nodes import Config, make, without
 from rookexp.objectives import likelihood
 from rookexp.policies import Pretrained, doubts
@@ -44,8 +45,7 @@ ALSO: dict[str, dict[str, Any]] = {
         "prompts_per_step": Annotated[int, Ge(1)],
         "inner_epochs": Annotated[int, Ge(1)],
         "minibatches": Annotated[int, Ge(1)],
-        **check.type_hints(generate.Sampling),
-        "temperature": Annotated[float, Gt(0)],  # greedy rollouts would all be the same
+        **ALLOWED,
     },
     "eval": {
         "every": Annotated[int, Ge(1)],
@@ -85,19 +85,6 @@ class Pretraining:
     save_every: Annotated[int, Ge(1)]  # steps between checkpoints
     keep_checkpoints: Annotated[int, Ge(1)]  # so many of the newest stay on disk
     resume: str | None  # a run folder to continue
-
-
-@runtime_checkable
-class Sampled(Protocol):
-    """A task that says for some kinds of its prompts how they are sampled."""
-
-    @property
-    def kinds(self) -> Sequence[str]:
-        """What `Prompt.task` may be."""
-
-    @property
-    def sampling(self) -> Mapping[str, Mapping[str, float | None]]:
-        """Keys of `generate.Sampling` and their values, by kind."""
 
 
 @runtime_checkable
@@ -207,47 +194,6 @@ def check_rows(grpo: Config) -> None:
         raise check.refusal("grpo.minibatches", grpo["minibatches"], f"allowed: at most the {rows} rows of a step")
 
 
-def shared_sampling(grpo: Config) -> generate.Sampling:
-    """How all prompts are sampled whose kind says nothing else."""
-    return generate.Sampling(**{field.name: grpo[field.name] for field in fields(generate.Sampling)})
-
-
-def own_sampling(task: Any, shared: generate.Sampling) -> dict[str, generate.Sampling]:
-    """How the kinds of prompt are sampled that are not sampled as all are: with the task's changes to that.
-
-    Raises: ConfigError for a kind that the task never asks, for a key or value that sampling does not take, and for
-    changes in a task inside another, which has the say.
-    """
-    for name, inner in getattr(task, "tasks", {}).items():
-        if kinds := own_sampling(inner, shared):
-            kind = min(kinds)
-            raise ConfigError(f"task.tasks.{name}.sampling.{kind}: not read inside a mix; set task.sampling.{kind}")
-    ways: Mapping[str, Mapping[str, Any]] = task.sampling if isinstance(task, Sampled) else {}
-    for kind in ways:
-        if kind not in task.kinds:
-            why = f"no such prompts in this task; allowed in task.sampling: {', '.join(task.kinds)}"
-            raise ConfigError(f"task.sampling.{kind}: {why}{check.nearest(kind, task.kinds, 'task.sampling.')}")
-    found = {kind: changed(shared, f"task.sampling.{kind}", changes) for kind, changes in ways.items()}
-    return {kind: sampling for kind, sampling in found.items() if sampling != shared}
-
-
-def changed(shared: generate.Sampling, key: str, changes: Config) -> generate.Sampling:
-    """The sampling with some values changed.
-
-    Raises: ConfigError naming the key below `key`, the value and what is allowed.
-    """
-    values = asdict(shared) | dict(changes)
-    also = {"temperature": ALSO["grpo"]["temperature"]}
-    check.check_call(generate.Sampling, values, key, runtime=False, given=(), also=also)
-    return generate.Sampling(**values)
-
-
-def own_lengths(own: Mapping[str, generate.Sampling], shared: generate.Sampling) -> dict[str, int]:
-    """The longest completions of the kinds of prompt that have another one than all, for their evaluation, too."""
-    lengths = {kind: sampling.max_new_tokens for kind, sampling in own.items()}
-    return {kind: length for kind, length in lengths.items() if length != shared.max_new_tokens}
-
-
 def evaluation_prompts(config: Config, task: Any, objects: Config) -> tuple[Prompt, ...]:
     """What the greedy evaluation asks: the task's own prompts, or those of the same task on `eval.positions`.
 
@@ -256,9 +202,8 @@ def evaluation_prompts(config: Config, task: Any, objects: Config) -> tuple[Prom
     asked = config["eval"]["positions"]
     if asked is not None and "positions" not in config["task"]:
         raise check.refusal("eval.positions", asked, "this task has several sources or its own split; allowed: null")
-    found: tuple[Prompt, ...] = (
-        task if asked is None else make({**config["task"], "positions": asked}, **objects)
-    ).prompts()
+    source = task if asked is None else make({**config["task"], "positions": asked}, **objects)
+    found: tuple[Prompt, ...] = source.prompts()
     return found
 
 

@@ -11,6 +11,7 @@ import difflib
 import importlib
 import inspect
 import math
+import operator
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -32,11 +33,11 @@ SCALARS: dict[Any, str] = {
     str: "text",
     type(None): "null",
 }
-BOUNDS: tuple[tuple[type, str, str], ...] = (
-    (annotated_types.Gt, "gt", ">"),
-    (annotated_types.Ge, "ge", ">="),
-    (annotated_types.Lt, "lt", "<"),
-    (annotated_types.Le, "le", "<="),
+BOUNDS: tuple[tuple[type, str, str, Callable[[Any, Any], bool]], ...] = (
+    (annotated_types.Gt, "gt", ">", operator.gt),
+    (annotated_types.Ge, "ge", ">=", operator.ge),
+    (annotated_types.Lt, "lt", "<", operator.lt),
+    (annotated_types.Le, "le", "<=", operator.le),
 )
 
 
@@ -181,9 +182,7 @@ def fits(value: Any, hint: Any) -> bool:
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     if hint in SCALARS:
-        return isinstance(value, type(None) if hint is None else hint)
-    if hint is None:
-        return value is None
+        return isinstance(value, hint)
     kind = origin or hint
     if kind in LIST_ORIGINS:
         item = args[0] if args else Any
@@ -214,10 +213,9 @@ def rules(metadata: Iterable[Any]) -> list[Any]:
 
 def holds(value: Any, rule: Any) -> bool:
     """Whether one constraint of `annotated_types` is met; metadata of other kinds says nothing."""
-    for kind, name, sign in BOUNDS:
+    for kind, name, _, holds_for in BOUNDS:
         if isinstance(rule, kind):
-            bound = getattr(rule, name)
-            return {">": value > bound, ">=": value >= bound, "<": value < bound, "<=": value <= bound}[sign]
+            return holds_for(value, getattr(rule, name))
     if isinstance(rule, annotated_types.MultipleOf):
         return value % rule.multiple_of == 0
     if isinstance(rule, annotated_types.MinLen):
@@ -256,7 +254,7 @@ def rule_text(rule: Any) -> str:
         return f"of length {rule.min_length}"
     if isinstance(rule, annotated_types.GroupedMetadata):
         return " and ".join(filter(None, map(rule_text, rule)))
-    for kind, name, sign in BOUNDS:
+    for kind, name, sign, _ in BOUNDS:
         if isinstance(rule, kind):
             return f"{sign} {getattr(rule, name)}"
     if isinstance(rule, annotated_types.MultipleOf):

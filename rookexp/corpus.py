@@ -15,6 +15,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from rookexp import annotate, documents
 from rookexp.errors import DataError, EngineError
 from rookexp.rewards.engine import Stockfish
+from rookexp.shares import shares_of
 
 
 class Corpus:
@@ -43,7 +44,7 @@ class Corpus:
         self.seed = seed
         self.positions = positions
         self.shard_positions = shard_positions
-        self.quotas = documents.shares_of("quotas", quotas, annotate.KINDS)
+        self.quotas = shares_of("quotas", quotas, annotate.KINDS)
         self.engine_path = engine_path
         self.nodes = nodes
         self.multipv = multipv
@@ -53,7 +54,7 @@ class Corpus:
         self.copies = copies
         self.black_best: Literal["legacy", "corrected"] = black_best
         self.p_share = p_share
-        self.a_shares = documents.shares_of("a_shares", a_shares, documents.A_KINDS)
+        self.a_shares = shares_of("a_shares", a_shares, documents.A_KINDS)
 
     def annotate(self) -> None:
         """Runs the shards that are missing, with a progress bar; safe to kill and start again.

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import chess
 
-from rookexp import check, chess_text
+from rookexp import chess_text
 from rookexp.annotate import shard_path
 from rookexp.errors import DataError
 from rookexp.tasks import positions
@@ -30,6 +29,11 @@ class Row:
     kind: str  # opening, self_play, middlegame or endgame
     moves: tuple[str, ...]  # best first
     evals_cp: tuple[int, ...]  # for the side to move
+
+    def record(self) -> dict[str, Any]:
+        """What a file of positions says of it."""
+        fen = self.board.fen(en_passant="fen")
+        return {"fen": fen, "kind": self.kind, "moves": self.moves, "evals_cp": self.evals_cp}
 
 
 def load_rows(folder: Path, shards: int) -> tuple[list[Row], list[list[chess.Move]], int]:
@@ -262,8 +266,7 @@ def build_corpus(
         texts[split] += [p_document(form, rng, black_best) for form in forms]
         counts[split][f"P {row.kind}"] += len(forms)
         if split == "test":
-            fen = row.board.fen(en_passant="fen")
-            held_out.append({"fen": fen, "kind": row.kind, "moves": row.moves, "evals_cp": row.evals_cp})
+            held_out.append(row.record())
     prompts = prompt_rows(held_out, seed)
     _write_lines(folder / "positions-test.jsonl", map(json.dumps, held_out))
     for name, chosen in prompts.items():
@@ -291,25 +294,3 @@ def _write_lines(path: Path, lines: Iterable[str]) -> None:
         path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     except OSError as error:
         raise DataError(f"{path}: cannot be written ({error})") from error
-
-
-# ---- shares ----------------------------------------------------------------------------------------------------------
-
-
-def shares_of(key: str, given: Mapping[str, float], names: tuple[str, ...]) -> dict[str, float]:
-    """Shares of all of `names`, which sum to 1; an absent name has none.
-
-    Raises: ConfigError naming the key, its value, what is allowed and the nearest spelling.
-    """
-    for name, share in given.items():
-        if name not in names:
-            listed = f"no such key; allowed in {key}: {', '.join(names)}"
-            raise check.refusal(f"{key}.{name}", share, f"{listed}{check.nearest(name, names, f'{key}.')}")
-        if not 0 <= share <= 1:
-            raise check.refusal(f"{key}.{name}", share, "allowed: a number >= 0 and <= 1")
-    shares = {name: float(given.get(name, 0.0)) for name in names}
-    total = math.fsum(shares.values())
-    if abs(total - 1) > 1e-6:
-        listed = ", ".join(f"{name}: {share:g}" for name, share in shares.items() if share)
-        raise check.refusal(key, f"{{{listed}}}", f"sums to {total:g}; allowed: shares that sum to 1")
-    return shares

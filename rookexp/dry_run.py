@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from rookexp import build, chess_text, policies
+from rookexp import build, chess_text, kinds, policies
 from rookexp.errors import CheckupFailed, RookexpError
 from rookexp.models import weights
 from rookexp.nodes import Config, make
@@ -56,9 +56,9 @@ def run(config: Config) -> None:
     reward: Reward = make(config["reward"])
     for note in build.notes(task):
         print(note)
-    shared = build.shared_sampling(config["grpo"])
-    own_sampling = build.own_sampling(task, shared)
-    own_lengths = build.own_lengths(own_sampling, shared)
+    shared = kinds.shared_sampling(config["grpo"])
+    own_sampling = kinds.own_sampling(task, shared)
+    own_lengths = kinds.own_lengths(own_sampling, shared)
     table = Table()
     seen = steps_of(task, own.steps)
     trained = {prompt.text: prompt for _, prompts in seen for prompt in prompts}

@@ -14,9 +14,10 @@ from typing import Annotated, Any
 import chess
 from annotated_types import Ge, Gt
 
-from rookexp import boards, chess_text, documents
+from rookexp import boards, chess_text
 from rookexp.annotate import row_counts
 from rookexp.errors import DataError
+from rookexp.shares import shares_of
 from rookexp.tasks import positions
 
 KINDS = ("opening", "middlegame", "endgame")
@@ -59,7 +60,7 @@ class PositionMix:
         seed: Annotated[int, Ge(0)],
     ) -> None:
         self.positions = positions
-        self.shares = documents.shares_of("mix.shares", shares, KINDS)
+        self.shares = shares_of("mix.shares", shares, KINDS)
         self.opening_plies = opening_plies
         self.first, self.last = (min(middlegame_plies), max(middlegame_plies)) if middlegame_plies else (0, 0)
         self.endgame_pieces = endgame_pieces

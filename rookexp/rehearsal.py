@@ -10,13 +10,13 @@ from functools import cached_property
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from rookexp import generate
 from rookexp.evaluation import Greedy
 from rookexp.objectives.grpo import GRPO
+from rookexp.reciter import Reciter
 from rookexp.trainer import Trainer
 from rookexp.types import Experience, Prompt, Reward, Scores
 
@@ -226,58 +226,6 @@ class Rehearsal:
             logprobs = logits.log_softmax(1).gather(1, self.sampled.tokens[row, of, None])[:, 0]
             found.append(torch.where(inside, logprobs, torch.nan))
         return torch.cat(found)
-
-
-class Reciter:
-    """A policy that says the next script after each prompt, whatever it is asked, and is sure of every word."""
-
-    replays = None
-
-    def __init__(self, policy: Any, scripts: Sequence[Sequence[int]]) -> None:
-        self.config = policy.config
-        self.parameters = policy.parameters
-        self.vocabulary = len(policy.head_weight)
-        longest = max(map(len, scripts)) + 1
-        padded = [[*script, *[script[-1]] * (longest - len(script))] for script in scripts]
-        self.scripts = torch.tensor(padded, device=policy.head_weight.device)  # (P, C)
-        self.asked = 0  # prompts that have come, in one batch or several
-
-    def prefill(
-        self, tokens: Int[Tensor, "p t"], lengths: Int[Tensor, " p"], group_size: int, capacity: int
-    ) -> tuple[Int[Tensor, "p 1"], Reciter]:
-        """The first word of each prompt's script in place of its hidden state; the cache is this object."""
-        prompts = torch.arange(self.asked, self.asked + len(tokens), device=tokens.device)
-        self.asked += len(tokens)
-        self.owner = prompts.repeat_interleave(group_size)
-        self.place = torch.zeros_like(self.owner)
-        return self.scripts[prompts, :1], self
-
-    def keep(self, rows: Int[Tensor, " n"]) -> None:
-        """Drops all rows but these."""
-        self.owner, self.place = self.owner[rows], self.place[rows]
-
-    def advance(self, taken: Int[Tensor, " n"]) -> None:
-        """Of the words of the last `decode_ahead`, each row's first `taken` were said."""
-        self.place = self.place + taken
-
-    def packed(self) -> Reciter:
-        """This object."""
-        return self
-
-    def decode(self, tokens: Int[Tensor, " n"], cache: Reciter) -> Int[Tensor, "n 1"]:
-        """The next word of each row."""
-        words = self.decode_ahead(tokens[:, None], cache)[:, 0]
-        self.advance(torch.ones_like(tokens))
-        return words
-
-    def decode_ahead(self, tokens: Int[Tensor, "n m"], cache: Reciter) -> Int[Tensor, "n m 1"]:
-        """The next words of each row."""
-        places = self.place[:, None] + torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
-        return self.scripts[self.owner[:, None], places.clamp(max=self.scripts.shape[1] - 1), None]
-
-    def logits(self, hidden: Int[Tensor, "*n 1"]) -> Float[Tensor, "*n v"]:
-        """Certainty of the word."""
-        return F.one_hot(hidden[..., 0], self.vocabulary) * 1000.0
 
 
 class _Listening:

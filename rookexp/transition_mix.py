@@ -14,6 +14,7 @@ from annotated_types import Ge, Gt
 from rookexp import documents
 from rookexp.annotate import row_counts
 from rookexp.errors import DataError
+from rookexp.shares import shares_of
 from rookexp.tasks import positions
 
 RARE = ("mate", "draw", "promotion")  # found in constructed endgames
@@ -39,7 +40,7 @@ class TransitionMix:
     ) -> None:
         self.rows = rows
         self.eval_rows = eval_rows
-        self.shares = documents.shares_of("transitions.shares", shares, documents.A_KINDS)
+        self.shares = shares_of("transitions.shares", shares, documents.A_KINDS)
         self.seed = seed
 
     def make(self) -> dict[str, list[str]]:

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "rookexp"
 FLOORS = {
     **dict.fromkeys(["__init__", "types", "errors"], 0),
     **dict.fromkeys(
-        ["ops", "returns", "schedule", "chess_text", "check", "verdict", "statistics", "draw", "lookup"], 1
+        ["ops", "returns", "schedule", "chess_text", "check", "verdict", "statistics", "draw", "lookup", "shares"], 1
     ),
     **dict.fromkeys(["losses", "aggregation", "kl", "coefficients", "baselines", "shaping", "reference"], 2),
     **dict.fromkeys(["generate", "tokenizers", "optim", "models", "tasks", "rewards"], 2),
@@ -26,11 +26,11 @@ FLOORS = {
     **dict.fromkeys(
         ["annotate", "documents", "corpus", "position_mix", "transition_mix", "heldout", "policies", "stop"], 4
     ),
-    **dict.fromkeys(["rehearsal", "symptoms", "checkup", "fitting", "probes"], 4),
+    **dict.fromkeys(["rehearsal", "reciter", "symptoms", "checkup", "fitting", "probes"], 4),
     **dict.fromkeys(["model_card", "player", "uci_protocol"], 4),
     **dict.fromkeys(["wandb_tracker", "tensorboard_tracker", "trackio_tracker", "environment"], 4),
     **dict.fromkeys(["points", "curves", "wording", "boards", "page", "page_tables"], 4),
-    **dict.fromkeys(["answers", "exam", "exam_page"], 4),
+    **dict.fromkeys(["answers", "exam", "exam_page", "kinds"], 4),
     **dict.fromkeys(["composing", "mistakes", "door", "recipes", "resume", "labels", "nodes", "build", "session"], 5),
     **dict.fromkeys(["train", "data", "pretrain", "evaluate", "doctor", "compare", "export", "uci"], 5),
     **dict.fromkeys(["sweep", "dry_run", "bench", "benchmark"], 5),

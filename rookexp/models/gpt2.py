@@ -31,11 +31,6 @@ class GPT2Config:
     vocab_size: int  # V
     layer_norm_epsilon: float = 1e-5  # epsilon of every layer norm
 
-    @property
-    def head_dim(self) -> int:
-        """Width of one attention head."""
-        return self.n_embd // self.n_head
-
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Float[Tensor, "n h t w"]:
     """The heads' values of tokens from those that `mask` (N, 1, T, S) lets them see: None = itself and earlier ones.

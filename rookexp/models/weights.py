@@ -35,6 +35,7 @@ PROBE_TOKENS = 8  # of the forward that a model must pass when it is loaded
 # In the file a projection is [in, out] (Conv1D), here [out, in] (Linear).
 PROJECTIONS = {"attn.c_attn": "c_attn", "attn.c_proj": "attn_proj", "mlp.c_fc": "c_fc", "mlp.c_proj": "mlp_proj"}
 
+SIZES = ("n_layer", "n_head", "n_embd", "n_positions", "vocab_size")
 # What a config.json may say about the forward pass; an absent key has the layout's own default, the first one here.
 HONOURED: dict[str, tuple[Any, ...]] = {
     "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
@@ -191,20 +192,13 @@ def read_config(path: Path) -> GPT2Config:
     require(raw.get("model_type") == "gpt2", "model_type", "'gpt2'")
     for key, allowed in HONOURED.items():
         require(raw.get(key, allowed[0]) in allowed, key, " or ".join(map(repr, allowed)))
-    for key in ("n_layer", "n_head", "n_embd", "n_positions", "vocab_size"):
+    for key in SIZES:
         require(type(raw.get(key)) is int and raw[key] > 0, key, "a whole number above 0")
     require(raw["n_embd"] % raw["n_head"] == 0, "n_head", f"a divisor of n_embd={raw['n_embd']}")
     require(raw.get("n_inner") in (None, 4 * raw["n_embd"]), "n_inner", f"null or {4 * raw['n_embd']}")
     epsilon = raw.get("layer_norm_epsilon", 1e-5)
     require(type(epsilon) is float and 0 < epsilon < math.inf, "layer_norm_epsilon", "a number above 0")
-    return GPT2Config(
-        n_layer=raw["n_layer"],
-        n_head=raw["n_head"],
-        n_embd=raw["n_embd"],
-        n_positions=raw["n_positions"],
-        vocab_size=raw["vocab_size"],
-        layer_norm_epsilon=epsilon,
-    )
+    return GPT2Config(**{key: raw[key] for key in SIZES}, layer_norm_epsilon=epsilon)
 
 
 def _config_json(config: GPT2Config, dtype: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Annotated, Any, Literal, cast
 
 import torch
@@ -245,26 +245,11 @@ class GRPO:
                 whole = values.new_zeros(len(index) * (width - 1)).index_copy(0, at, values)
                 found.setdefault(name, []).append(F.pad(whole.view(len(index), -1), (1, 0)))
             if self.value_head is not None:
-                values, final = self._values(rows, mask[index])
+                with self.autocast():
+                    values, final = self.value_head.along(rows, mask[index], self.policy)
                 found.setdefault("values", []).append(values)
                 found.setdefault("final_values", []).append(final)
         return {name: torch.cat(values) for name, values in found.items()}
-
-    def _values(self, rows: Experience, mask: Tensor) -> tuple[Float[Tensor, "n t"], Float[Tensor, " n"]]:
-        """The value head's prediction before each completion token, and after each row's last one."""
-        assert self.value_head is not None
-        n, width = mask.shape
-        longer = F.pad(mask, (1, 0))  # column t + 1 follows token t
-        wanted = F.pad(mask, (0, 1)) | longer  # (N, T + 1) completion tokens and the place after each row's last one
-        wider = {f.name: F.pad(x, (0, 1)) for f in fields(rows) if (x := getattr(rows, f.name)).dim() == 2}
-        padded = replace(rows, **wider | {"weights": wanted.float()})
-        at = padded.predicting()
-        with self.autocast():
-            predicted = self.value_head(completions_of(padded, at).hidden(self.policy))
-        values = predicted.new_zeros(n * width).index_copy(0, at, predicted).view(n, width)  # of columns 1 to T
-        values = F.pad(values, (1, 0))  # (N, T + 1)
-        final = values.gather(1, (longer * torch.arange(width + 1, device=mask.device)).amax(1, keepdim=True))[:, 0]
-        return ops.zero_outside(values[:, :-1], mask), final
 
     # ---- loss ---------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,6 @@ from rookexp import check, nodes
 from rookexp.errors import ConfigError
 
 PREFIX = "hydra.sweeper"
-DIRECTIONS = ("maximize", "minimize")
 CONSTRAINT = re.compile(r"\s*(\S+?)\s*(<=|>=)\s*(\S+)\s*")
 SEED = "seed"  # the key of a run's config that a point's jobs differ in
 OPTUNA = "optuna."

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rookexp.rehearsal import Finding, Reciter, Rehearsal, Skipped, altered
+from rookexp.reciter import Reciter
+from rookexp.rehearsal import Finding, Rehearsal, Skipped, altered
 
 SAME_REWARD = 1e-6  # rewards that differ by less are equal
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable
 
 import chess
 
 CENTRE = frozenset((chess.D4, chess.E4, chess.D5, chess.E5))
 ENDGAME_PIECES = 14
 ENDGAME_MATERIAL = "QRBNPPP"
-
-Chooser = Callable[[chess.Board], chess.Move]
 
 
 def weighted_move(board: chess.Board, rng: random.Random) -> chess.Move:
