@@ -1,10 +1,9 @@
 """A training's state on disk: safetensors and JSON, never pickle; a folder with its final name is complete.
 
 `<run>/checkpoints/step-000050/` holds `model/` (Hugging Face layout, so any door can read it), optimizer.safetensors
-(the optimizer's state by parameter name), modules.safetensors (baseline, coefficient) and trainer.json (the step, the
-history, and size and checksum of every other file). Hyperparameters such as the learning rate or the weight decay are
-not restored: the configuration has them, and a resumed run may change them. Nor is a random state: draws derive from
-seed and step.
+(the optimizer's state by parameter name), modules.safetensors (baseline, coefficient) and trainer.json (the step, and
+size and checksum of every other file). Hyperparameters such as the learning rate or the weight decay are not restored:
+the configuration has them, and a resumed run may change them. Nor is a random state: draws derive from seed and step.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,14 +36,6 @@ NAME = re.compile(r"step-(\d{6,})")
 PARTIAL = ".partial-"
 TRAINER, OPTIMIZER, MODULES, MODEL = "trainer.json", "optimizer.safetensors", "modules.safetensors", "model"
 CHUNK_BYTES = 1 << 22
-
-
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """What a checkpoint says beyond the tensors that were put back."""
-
-    step: int  # updates done; the next one is the update of this step
-    history: dict[str, list[float]]  # as it was saved; NaN where a value was not finite
 
 
 class Saver:
@@ -78,7 +68,6 @@ def snapshot(
     tokenizer_file: Path | None,
     optimizer: torch.optim.Optimizer,
     modules: Mapping[str, nn.Module],
-    history: Mapping[str, Sequence[float]],
     keep: int,
 ) -> Callable[[], Path]:
     """What writes the state as it is now, after `step` updates, whatever becomes of it meanwhile; gives the folder.
@@ -92,7 +81,6 @@ def snapshot(
         "step": step,
         "versions": {"rookexp": __version__, "torch": str(torch.__version__)},
         "optimizer": {"kind": type(optimizer).__name__, "scalars": scalars},
-        "history": {name: [_finite(value) for value in values] for name, values in history.items()},
     }
     files = {OPTIMIZER: tensors, MODULES: _module_state(modules)}
     return partial(_write, run_folder, copy.deepcopy(model), tokenizer_file, files, about, keep)
@@ -146,9 +134,7 @@ def latest(run_folder: Path) -> Path | None:
     return next(reversed(checkpoints(run_folder)), None)
 
 
-def restore(
-    folder: Path, *, model: GPT2, optimizer: torch.optim.Optimizer, modules: Mapping[str, nn.Module]
-) -> Restored:
+def restore(folder: Path, *, model: GPT2, optimizer: torch.optim.Optimizer, modules: Mapping[str, nn.Module]) -> None:
     """Puts weights, optimizer state and module state back, bit by bit; nothing is touched unless all of it fits.
 
     Raises: DataError naming the file that is missing, damaged or of another model, optimizer or set of modules. An
@@ -169,9 +155,6 @@ def restore(
     for key, module in modules.items():
         module.load_state_dict({name: module_tensors[f"{key}.{name}"] for name in module.state_dict()})
     optimizer.load_state_dict(state)
-    nan = float("nan")
-    history = {name: [nan if value is None else value for value in row] for name, row in about["history"].items()}
-    return Restored(step=about["step"], history=history)
 
 
 def _names(model: nn.Module, modules: Mapping[str, nn.Module]) -> dict[Tensor, str]:
@@ -269,10 +252,6 @@ def _load(path: Path) -> dict[str, Tensor]:
 
 def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True).contiguous()
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if abs(float(value)) < float("inf") else None
 
 
 def _files(folder: Path) -> list[str]:

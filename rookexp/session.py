@@ -138,7 +138,6 @@ def assemble(
                     tokenizer_file=folder / "tokenizer" / "tokenizer.json",
                     optimizer=optimizer,
                     modules=objective.modules,
-                    history={},
                     keep=settings.keep_checkpoints,
                 )
             )
