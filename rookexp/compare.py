@@ -49,6 +49,9 @@ def compare(argv: Sequence[str]) -> None:
     except RookexpError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except OSError as error:  # such as a full disk
+        print(f"error: {error.filename or asked.out}: {error.strerror}; type --out and another folder", file=sys.stderr)
+        sys.exit(2)
     print(f"page: {asked.out / PAGE}  tables: {asked.out / POINTS}, {asked.out / RUNS}")
 
 
