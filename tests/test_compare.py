@@ -133,6 +133,23 @@ def test_the_door_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (tmp_path / "out" / "compare.html").is_file()
 
 
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_narrow_terminal_loses_no_point_and_no_word(
+    width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    compare.show(points.compare([sweep(tmp_path, points=3, seeds=3)]), seen := Terminal())
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", seen.getvalue()).splitlines()
+    assert max(map(len, lines)) <= width
+    assert "…" not in seen.getvalue()
+    assert all(any(line.split()[:1] == [name] for line in lines) for name in ("#0", "#1", "#2")), seen.getvalue()
+
+
 def test_the_door_says_in_one_line_that_it_cannot_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make(tmp_path / "run")
     (tmp_path / "file").touch()
