@@ -119,7 +119,7 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
     Raises: ConfigError, DataError or EngineError for what cannot be built.
     """
     run = Run(**check_config(config))
-    start = session.find_start(run.resume, run.steps)
+    start = session.find_start(run.resume, run.steps, run_folder)
     grpo, hardware = config["grpo"], make(config["hardware"])
     check_rows(grpo)
     policy = load_policy(config, hardware)
@@ -218,7 +218,7 @@ def build_pretraining(config: Config, run_folder: Path) -> session.Training:
     Raises: ConfigError or DataError for what cannot be built.
     """
     run = Pretraining(**check_groups(config, PRETRAIN_GROUPS, Pretraining))
-    start = session.find_start(run.resume, run.steps)
+    start = session.find_start(run.resume, run.steps, run_folder)
     files = [Path(run.corpus) / name for name in ("train.txt", "validation.txt")]
     texts = [read_documents(file) for file in files]
     texts[1] = texts[1][: run.validation_documents]

@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 from rookexp.errors import RookexpError
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
     from rookexp.points import Comparison, Point
@@ -48,6 +49,9 @@ def compare(argv: Sequence[str]) -> None:
         write_tables(found, asked.out)
     except RookexpError as error:
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:  # such as a full disk
+        print(f"error: {error.filename or asked.out}: {error.strerror}; type --out and another folder", file=sys.stderr)
         sys.exit(2)
     print(f"page: {asked.out / PAGE}  tables: {asked.out / POINTS}, {asked.out / RUNS}")
 
@@ -115,14 +119,18 @@ def show(comparison: Comparison, file: IO[str] | None = None) -> None:
     console = Console(file=out) if out.isatty() else Console(file=out, no_color=True, width=PLAIN_WIDTH)
     for line in (*wording.said(comparison), *(f"note: {note}" for note in comparison.notes)):
         console.print(line, soft_wrap=not out.isatty(), highlight=False, markup=False)
-    console.print(table(comparison))
+    tables = [table(comparison), table(comparison, short=True), table(comparison, short=True, wraps=True)]
+    console.print(next((made for made in tables if _fits(made, console)), tables[-1]))
     left = len(comparison.points) - SHOWN_ROWS
     if left > 0:
         console.print(f"and {left} more points; all are in the files", highlight=False)
 
 
-def table(comparison: Comparison) -> Table:
-    """A row a point, the best first after the baseline: settings, main figure with interval, difference, word."""
+def table(comparison: Comparison, *, short: bool = False, wraps: bool = False) -> Table:
+    """A row a point, the best first after the baseline: settings, main figure with interval, difference, word.
+
+    For narrow terminals, `short` leaves out the columns behind these, and `wraps` breaks long cells.
+    """
     from rich import box
     from rich.markup import escape
     from rich.table import Table
@@ -139,9 +147,9 @@ def table(comparison: Comparison) -> Table:
     for heading in ("point", *(own or ["settings"])):
         made.add_column(escape(heading), overflow="fold", min_width=8)
     for heading in ("seeds", comparison.main, "beside baseline"):
-        made.add_column(heading, justify="right", no_wrap=True)
-    made.add_column("", no_wrap=True)
-    for heading in (*figures, "verdict", "time"):
+        made.add_column(heading, justify="right", no_wrap=not wraps, overflow="fold" if wraps else "ellipsis")
+    made.add_column("", no_wrap=not wraps, overflow="fold" if wraps else "ellipsis")
+    for heading in () if short else (*figures, "verdict", "time"):
         made.add_column(heading, justify="right")
     for point in _ranked(comparison)[:SHOWN_ROWS]:
         base = point is comparison.baseline
@@ -156,6 +164,8 @@ def table(comparison: Comparison) -> Table:
             amount, word = f"{wording.signed(beside.interval.value)}{bounds} n {beside.n}", beside.said
         judged = [run.summary["verdict"]["passed"] for run in point.runs if run.summary.get("verdict")]
         done, total, seconds = len(point.finished), len(point.runs), point.interval("seconds").value
+        behind = [wording.number(point.interval(name).value) for name in figures]
+        behind += [f"{sum(judged)}/{len(judged)}" if judged else "-", duration(seconds) if seconds >= 0 else "-"]
         made.add_row(
             point.name,
             *([escape(text(point.settings[key])) for key in own] or [escape(wording.settings(point))]),
@@ -163,11 +173,17 @@ def table(comparison: Comparison) -> Table:
             escape(wording.interval(point.interval(comparison.main))),
             escape(amount),
             word,
-            *(wording.number(point.interval(name).value) for name in figures),
-            f"{sum(judged)}/{len(judged)}" if judged else "-",
-            duration(seconds) if seconds >= 0 else "-",
+            *(() if short else behind),
         )
     return made
+
+
+def _fits(made: Table, console: Console) -> bool:
+    """Whether no cell of a table is cut off and no column left out at the console's width."""
+    with console.capture() as seen:
+        console.print(made)
+    text = seen.get()
+    return "…" not in text and "point" in text
 
 
 def _ranked(comparison: Comparison) -> list[Point]:

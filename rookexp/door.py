@@ -66,6 +66,12 @@ def enter(task: Task, config_name: str) -> None:
             else:
                 failed.append(error)
             return None
+        except OSError as error:
+            said = mistakes.of_system(error, started=True)
+            if said is None or wants_traceback or not in_this_process():
+                raise
+            failed.append(RookexpError(said))
+            return None
 
     register_resolvers()
     # For each group that --help lists Hydra copies all it knows, this store of its own defaults above all.
@@ -90,17 +96,28 @@ def enter(task: Task, config_name: str) -> None:
     except RookexpError as error:
         if wants_traceback:
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {as_typed(error)}", file=sys.stderr)
         sys.exit(status_of(error))
     except KeyboardInterrupt:
         if wants_traceback:
             raise
         sys.exit(130)
+    except BrokenPipeError:  # whoever read the output has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what Python still wants to write at its end
+        sys.exit(141)
     except Exception as error:
+        if not wants_traceback and (said := mistakes.of_system(error, started=bool(started))):
+            print(f"error: {said}", file=sys.stderr)
+            sys.exit(1 if started else 2)
         if wants_traceback or started:  # a mistake in the program, and its place matters
             raise
-        print(f"error: {mistakes.explain(error, sys.argv[1:], config_name)}", file=sys.stderr)
+        print(f"error: {as_typed(mistakes.explain(error, sys.argv[1:], config_name))}", file=sys.stderr)
         sys.exit(2)
+
+
+def as_typed(message: object) -> str:
+    """A message with a sweep's keys as they are typed here."""
+    return str(message).replace(SWEEPER.rstrip("."), SWEEP_KEY.rstrip("."))
 
 
 def status_of(error: RookexpError) -> int:
@@ -170,6 +187,8 @@ def arrange(argv: list[str], config_name: str) -> list[str]:
         if is_secret(text.lstrip("+")):  # before Hydra writes it into the run's folder
             key = text.partition("=")[0]
             raise ConfigError(f"{key}=***: others can read what is typed; put W&B's key into .env: WANDB_API_KEY=...")
+        if text.startswith("task_name=") and set("/[{") & set(text):  # a folder and a file are named after it
+            raise ConfigError(f"{text}: allowed: a name without / [ {{")
     flags = [arg for arg in argv if arg not in overrides]
     words = resume.continued(flags, sweeping(overrides, known.multirun), config_name)
     args = parser.parse_args(words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ from rookexp.composing import configs
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
     from hydra.core.override_parser.types import Override
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def explain(error: Exception, argv: list[str], config_name: str) -> str:
@@ -77,13 +80,13 @@ def explain_override(text: str, config: DictConfig, loader: ConfigLoader) -> str
         if not isinstance(parent, DictConfig):
             return f"{text}: {'.'.join(done)} is a value and holds no keys"
         if part not in parent:
-            names = [str(name) for name in parent if name not in (*check.META_KEYS, "hydra")]
+            names = [str(name) for name in parent if name != "hydra" and not str(name).startswith("_")]
             if not done:  # a group without a choice, such as experiment, leaves no key
                 names = sorted({*names, *(str(g) for g in config.hydra.runtime.choices if "/" not in g)} - {"hydra"})
             where = f"in {'.'.join(done)}" if done else "at the top"
             hint = same_name(part, config) if not done else ""
             hint = hint or check.nearest(part, names, "".join(f"{name}." for name in done))
-            return f"{text}: no such key; allowed {where}: {', '.join(names)}{hint}"
+            return f"{text}: no such key; allowed {where}: {', '.join(names) or 'none'}{hint}"
         done.append(part)
         parent = parent._get_node(part)
     return None
@@ -93,6 +96,22 @@ def same_name(name: str, config: DictConfig) -> str:
     """`; did you mean group.key?` for the first group with a key of that very name."""
     groups = [str(group) for group, node in config.items() if isinstance(node, DictConfig) and name in node]
     return f"; did you mean {groups[0]}.{name}?" if groups else ""
+
+
+def of_system(error: BaseException, *, started: bool) -> str | None:
+    """One line for an error that the machine makes, such as a full disk, and what helps; None for other errors.
+
+    Once a run has started, a file that is missing or closed to it is a mistake in the program.
+    """
+    cause = error if isinstance(error, OSError) else error.__cause__
+    if not isinstance(cause, OSError) or cause.strerror is None:
+        return None
+    said = f"{cause.filename or 'the run folder'}: {cause.strerror}"
+    if cause.errno in FULL:
+        return f"{said}; free some space and type the same again, or resume=FOLDER where a run has begun"
+    if cause.errno == errno.EROFS or not started:
+        return f"{said}; a run must be able to write: type hydra.run.dir=FOLDER, with -m hydra.sweep.dir=FOLDER"
+    return None
 
 
 def one_line(error: BaseException) -> str:

@@ -183,7 +183,7 @@ def _group(run: Run) -> str:
     number = trial(run).get("trial")
     if number is not None:
         return f"{run.folder.parent}\n{number}"
-    told = {key: value for key, value in runs.flat(run.config).items() if runs.told(key)}
+    told = {key: value for key, value in runs.followed(runs.flat(run.config)).items() if runs.told(key)}
     return json.dumps(told, sort_keys=True, default=str)
 
 
@@ -246,7 +246,7 @@ def _beside(point: Point, base: Point, comparisons: int) -> dict[str, Difference
 
 def _refusal(figure: str, point: Point, base: Point) -> str | None:
     """Why the figure of two points is not one measure; None where it is."""
-    ours, theirs = (runs.flat(one.runs[0].config) for one in (point, base))
+    ours, theirs = (runs.followed(runs.flat(one.runs[0].config)) for one in (point, base))
     for key in sorted(ours.keys() | theirs.keys()):
         for defining in FIGURES[figure][2]:
             if (key == defining or key.startswith(f"{defining}.")) and ours.get(key) != theirs.get(key):

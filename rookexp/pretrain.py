@@ -16,8 +16,10 @@ def main() -> None:
 def pretrain(config: dict[str, Any], run_folder: Path) -> None:
     """Trains from random weights, or continues; writes checkpoints and metrics under the run's folder."""
     from rookexp import build, session
+    from rookexp.sweep import job
 
-    session.pretrain(build.build_pretraining(config, run_folder), config, run_folder)
+    with job.at_work(run_folder):
+        session.pretrain(build.build_pretraining(config, run_folder), config, run_folder)
 
 
 if __name__ == "__main__":

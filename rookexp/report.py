@@ -101,6 +101,7 @@ def plot(rows: Rows, path: Path, *, title: str) -> None:
     """Writes a PNG of reward, KL, entropy, gradient norm and accuracy by colour over steps, as far as logged."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     panels = [draw for draw in (_reward, _kl, _entropy, _grad_norm, _by_colour) if draw(None, rows)]
     panels = panels or [_reward]
@@ -115,6 +116,7 @@ def plot(rows: Rows, path: Path, *, title: str) -> None:
         axes = figure.add_subplot(cell)
         draw(axes, rows)
         axes.set_xlabel("step (updates done)")
+        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
         axes.grid(alpha=0.25, linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
         axes.margins(x=0.01)
@@ -162,12 +164,14 @@ def _entropy(axes: Any, rows: Rows) -> bool:
 
 
 def _grad_norm(axes: Any, rows: Rows) -> bool:
-    from matplotlib.ticker import LogLocator
+    from matplotlib.ticker import LogLocator, MaxNLocator
 
     drawn = _curve(axes, rows, "grad_norm", "Gradient norm before clipping", "L2 norm (log scale)")
-    if axes is not None and np.all(column(rows, "grad_norm")[1] > 0):
+    norms = column(rows, "grad_norm")[1]
+    if axes is not None and np.all(norms > 0):
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        narrow = len(norms) and norms.max() < 5 * norms.min()  # else it might have one label, or none
+        axes.yaxis.set_major_locator(MaxNLocator(5) if narrow else LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_formatter("")
     return drawn

@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -78,12 +78,18 @@ class Training:
     subject: Subject | None = None  # what a self-check looks at
 
 
-def find_start(resume: str | None, steps: int) -> Start:
-    """The newest checkpoint of the run folder `resume`; a new run where that is None. No model is loaded.
+def find_start(resume: str | None, steps: int, folder: Path) -> Start:
+    """The newest checkpoint of the run folder `resume`; a new run in `folder` where that is None. No model is loaded.
 
-    Raises: ConfigError when there is no checkpoint, or when no step is left to do.
+    Raises: ConfigError when there is no checkpoint, when no step is left to do, or when a new run would mix its
+    checkpoints with another's.
     """
     if resume is None:
+        if (other := checkpoint.latest(folder)) is not None:
+            raise ConfigError(
+                f"{folder}: holds a run already ({other.name}); go on with it: {shlex.quote(f'resume={folder}')}, or "
+                "type another folder: hydra.run.dir=FOLDER, with -m hydra.sweep.dir=FOLDER"
+            )
         return Start(0, None)
     newest = checkpoint.latest(Path(resume))
     if newest is None:
@@ -258,11 +264,17 @@ def tracked(training: Training, config: Mapping[str, Any], folder: Path, door_na
         training.tracker.summary({"reason": reason})
         raise
     finally:
-        training.tracker.finish(status)
-        if status not in ("finished", "pruned") and checkpoint.latest(folder) is not None:
-            cause = f" by {reason}" if status == "interrupted" and reason else ""
-            command = f"python -m rookexp.{door_name} {shlex.quote(f'resume={folder}')}"
-            print(f"{status}{cause}; to go on type: {command}", file=sys.stderr)
+        with ExitStack() as at_last:  # a disk that is full fails the trackers, too
+            at_last.callback(hint, status, reason, folder, door_name)
+            training.tracker.finish(status)
+
+
+def hint(status: str, reason: str, folder: Path, door_name: str) -> None:
+    """Says how to go on with a run that did not end as it should."""
+    if status not in ("finished", "pruned") and checkpoint.latest(folder) is not None:
+        cause = f" by {reason}" if status == "interrupted" and reason else ""
+        command = f"python -m rookexp.{door_name} {shlex.quote(f'resume={folder}')}"
+        print(f"{status}{cause}; to go on type: {command}", file=sys.stderr)
 
 
 def ending(error: BaseException) -> tuple[str, str]:

@@ -183,6 +183,11 @@ def _many(comparison: Comparison) -> list[str]:
         measured = [p for p in measured if p is base or isinstance(comparison.beside[p.name].get(figure), Difference)]
     best = max(measured, key=lambda point: point.interval(figure).value)
     found = best.interval(figure)
+    known = {tuple(point.by_seed(figure).items()) for point in comparison.points}
+    if len(measured) > 1 and len(known - {()}) == 1:
+        value = f"{interval(found)} in all {len(measured)} points, seed by seed"
+        same = f"{figure.capitalize()} is {value}: nothing separates them."
+        return [*lines, same, *_failed(comparison.points)]
     spread = interval(found) + (f" over {seeds(len(best.by_seed(figure)))}")
     lines.append(f"Highest mean {figure}: {best.name} ({settings(best)}), {spread}.")
     if best is not base:

@@ -27,6 +27,20 @@ def test_runs_that_differ_in_the_seed_are_one_point(tmp_path: Path) -> None:
     assert "differ in the seed only" in words(tmp_path)
 
 
+def test_a_model_that_is_drawn_by_the_seed_makes_no_points(tmp_path: Path) -> None:
+    for seed in range(3):
+        make(tmp_path / str(seed), **{"seed": seed, "model.seed": seed})
+    assert words(tmp_path).startswith("All 3 runs have the same settings and differ in the seed only.")
+
+
+def test_points_that_are_the_same_have_no_highest(tmp_path: Path) -> None:
+    for lr in (1e-5, 1e-4, 1e-3):
+        for seed in range(2):
+            make(tmp_path / f"{lr}-{seed}", gain=0.1 * seed, **{"seed": seed, "optim.lr": lr})
+    assert "in all 3 points, seed by seed: nothing separates them." in (said := words(tmp_path))
+    assert "Highest" not in said
+
+
 def test_trials_of_a_sweep_are_points_beside_the_first(tmp_path: Path) -> None:
     found = points.compare([sweep(tmp_path / "s", points=3, seeds=3)])
     assert [point.name for point in found.points] == ["#0", "#1", "#2"]
@@ -117,6 +131,33 @@ def test_the_door_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert len(runs) == 9
     assert {row["status"] for row in runs} == {"finished"}
     assert (tmp_path / "out" / "compare.html").is_file()
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_narrow_terminal_loses_no_point_and_no_word(
+    width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    compare.show(points.compare([sweep(tmp_path, points=3, seeds=3)]), seen := Terminal())
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", seen.getvalue()).splitlines()
+    assert max(map(len, lines)) <= width
+    assert "…" not in seen.getvalue()
+    assert all(any(line.split()[:1] == [name] for line in lines) for name in ("#0", "#1", "#2")), seen.getvalue()
+
+
+def test_the_door_says_in_one_line_that_it_cannot_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make(tmp_path / "run")
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as end:
+        compare.compare([str(tmp_path / "run"), "--out", str(tmp_path / "file")])
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert said == f"error: {tmp_path}/file: File exists; type --out and another folder\n"
 
 
 def test_the_door_refuses_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import resource
 import subprocess
 import sys
@@ -94,8 +96,12 @@ MISTAKES = {
     "verdict=requir": "verdict=requir: allowed: report, require, off; did you mean require?",
     "model.path=${nope}": "model.path: Interpolation key 'nope' not found",
     "seed=???": "seed: ",
+    # found before composing, or by the machine
+    "task_name=a/b": "task_name=a/b: allowed: a name without /",
+    "hydra.run.dir=/proc/x": "/proc/x: No such file or directory; a run must be able to write: type ",
     # found while composing
     "grpo.kl_typ=x": "did you mean grpo.kl_type?",
+    "kl=none kl.coef=1": "kl.coef=1: no such key; allowed in kl: none",
     "kl=warmpu": "kl=warmpu: allowed: adaptive, anneal, fixed, none, ppo_rule, proportional, warmup; did you mean "
     "kl=warmup?",
     "klx=none": "klx=none: no such key; allowed at the top: ",
@@ -122,6 +128,26 @@ def test_a_mistake_is_one_line_and_status_2(argument: str, enter: Any, capfd: py
     assert captured.err.count("\n") == 1, captured.err
     assert captured.err.startswith("error: ")
     assert MISTAKES[argument] in captured.err
+
+
+def test_a_full_disk_is_one_line(enter: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_status:
+        enter(error=OSError(errno.ENOSPC, "No space left on device", "run/summary.json"))
+    assert exit_status.value.code == 1
+    said = capfd.readouterr().err
+    assert said.startswith("error: run/summary.json: No space left on device; free some space and type the same again")
+    assert said.count("\n") == 1
+
+
+def test_who_stops_reading_is_no_error(tmp_path: Path, root: Path) -> None:
+    words = [sys.executable, "-m", "rookexp.train", "--cfg", "job"]
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(words, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(root)}, **pipe) as door_process:
+        assert door_process.stdout is not None
+        door_process.stdout.close()
+        assert door_process.stderr is not None
+        assert door_process.stderr.read() == b""
+    assert door_process.returncode == 141
 
 
 def test_a_mistake_in_a_sweep_names_the_value(enter: Any, capfd: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from rookexp import report
 from rookexp.verdict import Verdict
@@ -57,6 +58,13 @@ def test_report_of_a_run_that_logged_little(tmp_path: Path) -> None:
     assert shown([], [], None).startswith("0 steps")
     report.plot([], tmp_path / "empty.png", title="nothing")
     assert (tmp_path / "empty.png").read_bytes().startswith(PNG)
+
+
+def test_a_narrow_scale_of_norms_has_labels() -> None:
+    axes = Figure().add_subplot()
+    assert report._grad_norm(axes, [{"step": step, "grad_norm": 1 + 0.1 * step} for step in range(1, 4)])
+    low, high = axes.get_ylim()
+    assert sum(low <= at <= high for at in axes.yaxis.get_majorticklocs()) >= 3
 
 
 def test_samples_are_the_same_prompts_before_and_after() -> None:

@@ -69,4 +69,7 @@ def test_only_what_varies_and_matters_differs() -> None:
     second = config(**{"seed": 1, "task_name": "b", "optim.lr": 2e-4, "grpo.extra": [1, 2]})
     assert runs.differing([first, second]) == {"optim.lr": (1e-4, 2e-4), "grpo.extra": (runs.ABSENT, [1, 2])}
     assert runs.differing([config(kl={"coef": True}), config(kl={"coef": 1})]) == {"kl.coef": (True, 1)}
+    drawn = [config(**{"seed": seed, "model.seed": seed}) for seed in (3, 4)]
+    assert runs.differing(drawn) == {}, "a model that is drawn by the run's seed is no other setting"
+    assert runs.differing([config(**{"model.seed": seed}) for seed in (0, 4)]) == {"model.seed": ("${seed}", 4)}
     assert json.dumps(runs.flat({"a": {"b": {"c": 1}, "d": []}})) == '{"a.b.c": 1, "a.d": []}'

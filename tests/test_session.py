@@ -17,6 +17,7 @@ import yaml
 
 from rookexp import door, pretrain, resume, train, verdict
 from rookexp.stop import Stop
+from rookexp.sweep import job
 from rookexp.track import JsonlTracker
 
 TINY = "model=fresh_nano model.n_layer=1 model.n_head=2 model.n_embd=16 hardware=cpu hardware.precision=fp32"
@@ -112,6 +113,22 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(shell: Shell, root: Path, tm
         ["straight", "killed"],
         ["killed", "straight"],
     )
+
+
+def test_a_folder_has_one_run_at_a_time_and_none_over_another(
+    shell: Shell, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    line = f"{TRAIN} hydra.run.dir=run"
+    assert shell(line) == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "run" / "checkpoints").rglob("*.safetensors")}
+    capfd.readouterr()
+    assert shell(f"{line} steps=2") == 2, "else the newest checkpoint would be the other run's"
+    assert f"{tmp_path}/run: holds a run already (step-000004); go on with it: resume=" in capfd.readouterr().err
+    with job.at_work(tmp_path / "run"):
+        assert shell("resume=run steps=5") == 2
+    assert "run: another process is at work in it" in capfd.readouterr().err
+    assert before == {path: path.read_bytes() for path in (tmp_path / "run" / "checkpoints").rglob("*.safetensors")}
+    assert shell("resume=run steps=5") == 0
 
 
 def make_corpus(folder: Path) -> None:

@@ -123,6 +123,17 @@ def test_the_table_says_what_is_better_and_what_is_noise(sweep: Sweeps) -> None:
     assert "importance: optim.lr 100%" in sweep.said
 
 
+def test_points_that_nothing_separates_have_no_best(sweep: Sweeps) -> None:
+    sweep("grpo.kl_type=k1,k2,k3")
+    assert "nothing separates the 3 points: gain the same in all" in sweep.said
+    assert "best: " not in sweep.said
+
+
+def test_as_good_as_the_best_is_named(sweep: Sweeps) -> None:
+    sweep("optim.lr=0.1,0.2 grpo.kl_type=k1,k2")
+    assert "best: trial 2, optim.lr=0.2 grpo.kl_type=k1; as good: trial 3" in sweep.said
+
+
 # ---- going on -------------------------------------------------------------------------------------------------------
 
 
@@ -237,6 +248,21 @@ def test_a_database_keeps_the_study_as_the_journal_does(sweep: Sweeps) -> None:
     assert f"optuna-dashboard sqlite:///{sweep.folder}/study.db" in sweep.said
 
 
+@pytest.mark.parametrize("damage", ["garbage\n", None])
+def test_a_damaged_study_is_refused_by_its_name(damage: str | None, sweep: Sweeps) -> None:
+    sweep(LR)
+    journal = sweep.folder / "study.journal"
+    if damage is None:
+        journal.unlink()
+    else:
+        journal.write_text(damage + journal.read_text(encoding="utf-8"), encoding="utf-8")
+    assert sweep(LR) == []
+    assert sweep.status == 2
+    assert sweep.error.count("\n") == 1, sweep.error
+    assert f"{sweep.folder}: sweep.json and study.journal do not make a study (" in sweep.error
+    assert "type another name, as in sweep.study_name=NAME" in sweep.error
+
+
 # ---- failures -------------------------------------------------------------------------------------------------------
 
 
@@ -264,7 +290,7 @@ def test_too_many_failures_end_it(sweep: Sweeps) -> None:
     assert started(notes) == [0, 1, 2]
     assert sweep.status == 1
     last = sweep.error.splitlines()[-1]
-    assert last.startswith("error: sweep debug: 3 of 3 points failed, more than hydra.sweeper.max_failure_rate=0.5")
+    assert last.startswith("error: sweep debug: 3 of 3 points failed, more than sweep.max_failure_rate=0.5")
     assert "trial 0: ZeroDivisionError: a mistake; trial 1: " in last
 
 
@@ -337,13 +363,13 @@ MISTAKES = {
     "optim.lr=interval(0,1)": "optim.lr=interval(0,1): a grid needs listed values",
     "seed=1,2": "seed=1,2: seeds are part of a point; type sweep.seeds=[1,2]",
     f"{LR} seed=3 sweep.seeds=2": "seed=3: sweep.seeds=2 says which; leave one of them out",
-    f"{LR} sweep.seeds=0": "hydra.sweeper.seeds=0: allowed: an integer >= 1",
-    f"{LR} sweep.n_trails=3": "did you mean hydra.sweeper.n_trials?",
-    f"{LR} sweep.direction=up": "hydra.sweeper.direction=up: allowed: maximize, minimize",
-    f"{LR} sweep.constraints=[kl]": "hydra.sweeper.constraints=kl: allowed: a figure, <= or >=, and a number",
+    f"{LR} sweep.seeds=0": "sweep.seeds=0: allowed: an integer >= 1",
+    f"{LR} sweep.n_trails=3": "did you mean sweep.n_trials?",
+    f"{LR} sweep.direction=up": "sweep.direction=up: allowed: maximize, minimize",
+    f"{LR} sweep.constraints=[kl]": "sweep.constraints=kl: allowed: a figure, <= or >=, and a number",
     f"{LR} sweep.objective=[gain,kl] pruner=median": "pruner: one objective can be pruned on, not gain, kl",
     f"{LR} sampler=tpee": "sampler=tpee: allowed: cmaes, gp, nsga2, nsga3, qmc, random, tpe; did you mean sampler=tpe?",
-    f"{LR} sweep.sampler.seed=x": "hydra.sweeper.sampler: TPESampler does not take ",
+    f"{LR} sweep.sampler.seed=x": "sweep.sampler: TPESampler does not take ",
 }
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rookexp.errors import RunPruned
+from rookexp.errors import ConfigError, RunPruned
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -22,15 +23,44 @@ GREEDY = "eval/reward"
 
 @contextmanager
 def at_work(folder: Path) -> Iterator[Trial | None]:
-    """The trial that this run folder is a job of, which nobody else runs meanwhile; None outside a sweep of ours."""
+    """The trial that this run folder is a job of, which nobody else runs meanwhile; None outside a sweep of ours.
+
+    Raises: ConfigError where another process is at work in the folder of a run that is no job.
+    """
     if not (folder / NOTE).is_file():
-        yield None
+        with alone(folder):
+            yield None
         return
     trial = Trial(json.loads((folder / NOTE).read_text(encoding="utf-8")), folder)
     from rookexp.sweep import liveness  # needs POSIX locks, and a single run shall do without
 
     with liveness.locked(lock_of(folder)):
         yield trial
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Inside, no other process on this machine is at work in a run folder; a system without such locks does not look.
+
+    Raises: ConfigError where one is.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(handle)
+        raise ConfigError(f"{folder}: another process is at work in it; wait for it, or end it first") from error
+    except OSError:
+        pass  # a file system without locks
+    try:
+        yield
+    finally:
+        os.close(handle)
 
 
 def lock_of(folder: Path) -> Path:

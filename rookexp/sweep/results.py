@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import shlex
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -256,11 +257,19 @@ def closing(plan: Plan, book: Book, trials: Sequence[FrozenTrial]) -> list[str]:
     """The lines below the table."""
     lines = [""]
     several = len(plan.settings.objectives) > 1
-    for trial in best(plan, trials):
+    count, done = len(plan.seeds), [trial for trial in complete(trials) if feasible(trial)]
+    equal = len(done) > 1 and len({tuple(trial.values) for trial in done}) == 1
+    if equal:
+        names = ", ".join(plan.settings.objectives)
+        lines.append(
+            f"nothing separates the {len(done)} points: {names} the same in all; what varies has no effect here"
+        )
+    for trial in [] if equal else best(plan, trials):
         point = " ".join(plan.space.overrides(plan.space.snapped(trial.params)))
-        lines.append(f"{'not dominated' if several else 'best'}: trial {trial.number}, {point}")
-    count = len(plan.seeds)
-    if len(complete(trials)) > 1:
+        ties = "" if several else ", ".join(str(t.number) for t in done if t.values == trial.values and t is not trial)
+        same = f"; as good: trial {ties}" if ties else ""
+        lines.append(f"{'not dominated' if several else 'best'}: trial {trial.number}, {point}{same}")
+    if len(complete(trials)) > 1 and not equal:
         lines.append(
             f"{plan.settings.statistic} of {count} seed{'s' * (count != 1)}, [95 % interval]; the best of many points "
             "looks better than it is: run it again under new seeds before you believe its number"
@@ -272,6 +281,6 @@ def closing(plan: Plan, book: Book, trials: Sequence[FrozenTrial]) -> list[str]:
     return [
         *lines,
         f"files:     {plan.folder / PAGE}, {TABLE}, {BEST}",
-        f"compare:   python -m rookexp.compare {plan.folder}",
-        f"dashboard: optuna-dashboard {where}",
+        f"compare:   python -m rookexp.compare {shlex.quote(str(plan.folder))}",
+        f"dashboard: optuna-dashboard {shlex.quote(str(where))}",
     ]

@@ -21,7 +21,7 @@ from rookexp.sweep import job, liveness
 from rookexp.sweep.liveness import Worker
 from rookexp.sweep.settings import Settings
 from rookexp.sweep.space import Point, Scalar, Space
-from rookexp.sweep.storage import storage_of
+from rookexp.sweep.storage import JOURNAL, storage_of
 
 NOTE, CONFIG = "sweep.json", "multirun.yaml"
 # Attributes of a trial.
@@ -179,8 +179,18 @@ def key_of(space: Space, trial: FrozenTrial) -> tuple[Scalar, ...]:
 def opened(plan: Plan, worker: Worker) -> Book:
     """The study of a sweep's folder: new, or as it was left, when the plan is the same one or contains it.
 
-    Raises: ConfigError saying what differs.
+    Raises: ConfigError saying what differs, or that the study's files are damaged.
     """
+    try:
+        return _opened(plan, worker)
+    except (ValueError, KeyError) as error:  # of JSON, of UTF-8, of a record that is not there
+        raise ConfigError(
+            f"{plan.folder}: {NOTE} and {'the database' if plan.url else JOURNAL} do not make a study ({error}); "
+            f"its runs are whole, and rookexp.compare reads them; to run the sweep anew {another_name()}"
+        ) from error
+
+
+def _opened(plan: Plan, worker: Worker) -> Book:
     with worker.gate():
         storage = storage_of(plan.url, plan.folder)
         path = plan.folder / NOTE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,9 @@ def show(folder: Path) -> None:
 
     if found := [runs.read(run) for run in runs.find(folder)]:
         Console().print(table(found), highlight=False)
-        Console().print(f"compare: python -m rookexp.compare {folder}", soft_wrap=True, highlight=False)
+        Console().print(
+            f"compare: python -m rookexp.compare {shlex.quote(str(folder))}", soft_wrap=True, highlight=False
+        )
 
 
 def table(found: list[Run]) -> Table:

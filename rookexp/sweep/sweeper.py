@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from optuna.trial import FrozenTrial, TrialState
 
-from rookexp import recipes, resume
+from rookexp import check, recipes, resume, runs
 from rookexp.errors import ConfigError, SweepFailed
 from rookexp.run_info import redacted, write_atomic
 from rookexp.sweep import job, outcome, results, space, study
@@ -242,7 +242,10 @@ class Sweep:
             names = [*self.plan.settings.objectives, *(name for name, _, _ in self.plan.settings.bounds)]
             missing = next(((s, n) for s in known for n in names if n not in known[s]), None)
             if missing is not None:
-                state, reason = TrialState.FAIL, f"seed {missing[0]}: {missing[1]} is not a number, or was not logged"
+                seed, name = missing
+                rows = found[int(seed)].rows
+                near = check.nearest(name, [*runs.figures(rows), *rows[-1]]) if rows else ""
+                state, reason = TrialState.FAIL, f"seed {seed}: {name} is not a number, or was not logged{near}"
             else:
                 spread = {name: results.spread(self.plan, known, name).value for name in names}
                 values = [spread[name] for name in self.plan.settings.objectives]

@@ -124,7 +124,8 @@ function draw(panel, holder) {
     svg("line", { class: "grid", x1: LEFT, x2: WIDE - RIGHT, y1: atY(y), y2: atY(y) }, plot);
     svg("text", { x: LEFT - 5, y: atY(y) + 4, "text-anchor": "end" }, plot).textContent = number(y);
   }
-  for (const x of x1 > x0 ? ticks(x0, x1, 6) : [x0]) {
+  const whole = (x) => Math.abs(x - Math.round(x)) < 1e-9;  // there are no half steps
+  for (const x of x1 > x0 ? ticks(x0, x1, 6).filter(whole) : [x0]) {
     svg("text", { x: atX(x), y: HIGH - 8, "text-anchor": "middle" }, plot).textContent = number(x);
   }
   const inner = svg("g", { "clip-path": `url(#${clip.id})` }, plot);
