@@ -13,6 +13,7 @@ from types import FrameType
 from rookexp.errors import RunPruned
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)  # Ctrl-C, and what schedulers send
+HANGUP = getattr(signal, "SIGHUP", None)  # the terminal is gone; Windows has no such thing, and nohup ignores it
 
 
 class Stop:
@@ -32,7 +33,10 @@ class Stop:
         if threading.current_thread() is not threading.main_thread():
             yield  # Python lets no other thread handle signals
             return
-        before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        heard = [*SIGNALS]
+        if HANGUP is not None and signal.getsignal(HANGUP) != signal.SIG_IGN:
+            heard.append(HANGUP)
+        before = {number: signal.signal(number, self._note) for number in heard}
         try:
             yield
         finally:
@@ -43,6 +47,9 @@ class Stop:
         if self.signal is not None:
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(exit_status(number))
         self.signal = signal.Signals(number)
+        if number == HANGUP:  # what is printed from here on would be an error
+            sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  to the process's end
+            return
         # Not print: it fails when the signal comes while a line is being printed.
         os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, said(self.signal))
 

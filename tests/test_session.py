@@ -165,6 +165,33 @@ def test_a_signal_ends_a_run_after_the_step_and_the_run_goes_on(
     assert_same_run(tmp_path / "straight", tmp_path / "ended")
 
 
+def test_a_terminal_that_closes_ends_a_run_after_the_step(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    make_corpus(tmp_path)
+    for stream in ("stdout", "stderr"):  # which the run replaces
+        monkeypatch.setattr(sys, stream, getattr(sys, stream))
+    before = signal.getsignal(signal.SIGHUP)
+    at_step(monkeypatch, 3, lambda: os.kill(os.getpid(), signal.SIGHUP))
+    assert shell(PRETRAIN, "hydra.run.dir=ended", name="pretrain") == 129
+    sys.stdout.close()
+    assert "step 4" not in "".join(capfd.readouterr())
+    assert signal.getsignal(signal.SIGHUP) == before
+    assert (tmp_path / "ended" / "checkpoints" / "step-000003").is_dir()
+    assert json.loads((tmp_path / "ended" / "summary.json").read_text(encoding="utf-8"))["status"] == "interrupted"
+
+
+def test_a_run_that_shall_outlive_its_terminal_does() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        stop = Stop()
+        with stop.listening():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.signal is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_documents_that_a_model_cannot_be_trained_on(
     shell: Shell, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
