@@ -22,6 +22,7 @@ class Stop:
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
         self.pruned: RunPruned | None = None
+        self._terminals: list[int] = []
 
     def prune(self, error: RunPruned) -> None:
         """Asks for the end after this step, for a sweep that has seen enough."""
@@ -36,6 +37,7 @@ class Stop:
         heard = [*SIGNALS]
         if HANGUP is not None and signal.getsignal(HANGUP) != signal.SIG_IGN:
             heard.append(HANGUP)
+        self._terminals = [output for output in (1, 2) if os.isatty(output)]
         before = {number: signal.signal(number, self._note) for number in heard}
         try:
             yield
@@ -47,9 +49,9 @@ class Stop:
         if self.signal is not None:
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(exit_status(number))
         self.signal = signal.Signals(number)
-        if number == HANGUP:  # what is printed from here on would be an error
-            sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  to the process's end
-            return
+        if number == HANGUP:
+            for output in self._terminals:  # what is written to one that is gone is an error
+                os.dup2(os.open(os.devnull, os.O_WRONLY), output)
         # Not print: it fails when the signal comes while a line is being printed.
         os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, said(self.signal))
 
