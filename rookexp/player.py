@@ -5,6 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
+from typing import Any
+
+from torch import Tensor
 
 from rookexp import chess_text, generate, ops
 from rookexp.tokenizers import Tokenizer
@@ -27,16 +30,18 @@ class Player:
         self.tokenizer = tokenizer
         self.autocast = autocast
 
-    def answer(self, fen: str, legal: Collection[str], settings: Settings, turn: int) -> Answer:
+    def answer(
+        self, fen: str, legal: Collection[str], settings: Settings, turn: int, stopped: Callable[[], bool]
+    ) -> Answer:
         """The move of the position `fen` among `legal`, which has one at least; `turn` varies what is sampled.
 
-        At temperature 0 it depends on the position alone.
+        At temperature 0 it depends on the position alone, unless it was `stopped`.
         """
         prompt = STYLES[settings.style](fen)
-        return choose(prompt + self.complete(prompt, settings, turn), legal, settings, turn)
+        return choose(prompt + self.complete(prompt, settings, turn, stopped), legal, settings, turn)
 
-    def complete(self, prompt: str, settings: Settings, turn: int) -> str:
-        """The model's completion of a prompt.
+    def complete(self, prompt: str, settings: Settings, turn: int, stopped: Callable[[], bool]) -> str:
+        """The model's completion of a prompt, which ends with the token that is being made when it is `stopped`.
 
         Raises: DataError when the model has too few positions for the prompt.
         """
@@ -45,9 +50,29 @@ class Player:
         )
         seeds = [ops.seed_of(settings.seed, "uci", turn)]
         ids = self.tokenizer.encode(prompt)
+        model = Stoppable(self.model, stopped, self.tokenizer.eot_id)
         with self.autocast():
-            samples = generate.sample(self.model, [ids], seeds, sampling, self.tokenizer.eot_id)
+            samples = generate.sample(model, [ids], seeds, sampling, self.tokenizer.eot_id)
         return self.tokenizer.decode(samples.tokens[0][samples.mask[0]].tolist())
+
+
+class Stoppable:
+    """A decoder that has nothing but the end of text to say once it was stopped; steps recorded on a GPU go on."""
+
+    def __init__(self, model: Any, stopped: Callable[[], bool], eot_id: int) -> None:
+        self.model = model
+        self.stopped = stopped
+        self.eot_id = eot_id
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The model's, or those of the end of text."""
+        logits: Tensor = self.model.logits(hidden)
+        if self.stopped():
+            logits.fill_(-float("inf"))[..., self.eot_id] = 0.0
+        return logits
 
 
 def choose(text: str, legal: Collection[str], settings: Settings, turn: int) -> Answer:

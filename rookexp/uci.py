@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
+import queue
+import re
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from rookexp.player import Player
 
 GROUPS = ("model", "hardware")
+QUIT_S = 0.1  # after a `quit` that came by itself, for the lines before it
 
 
 def main() -> None:
@@ -59,10 +63,28 @@ def load(config: dict[str, Any]) -> Player:
 
 
 def asked() -> Iterator[str]:
-    """The lines of standard input; bytes that are no text become question marks and end nothing."""
-    if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(encoding="utf-8", errors="replace")
-    yield from sys.stdin
+    """The lines of standard input; bytes that are no text become question marks and end nothing.
+
+    A `quit` that comes by itself, as a GUI sends it, ends the process `QUIT_S` later, whatever it does then; one that
+    comes together with lines before it, as a file has it, is obeyed after them.
+    """
+    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+    def read() -> None:
+        rest = b""
+        with contextlib.suppress(OSError):  # a closed one, which is at its end
+            while more := os.read(0, 1 << 16):  # sys.stdin would be locked while Python ends
+                *whole, rest = re.split(rb"[\r\n]+", rest + more)
+                for line in whole:
+                    lines.put(line.decode("utf-8", errors="replace"))
+                if whole and whole[0].split() == [b"quit"]:
+                    time.sleep(QUIT_S)
+                    os._exit(0)
+        lines.put(rest.decode("utf-8", errors="replace"))
+        lines.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    yield from iter(lines.get, None)
 
 
 @contextlib.contextmanager

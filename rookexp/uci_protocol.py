@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -51,8 +52,10 @@ class Answer:
 class Player(Protocol):
     """Whoever finds the moves."""
 
-    def answer(self, fen: str, legal: frozenset[str], settings: Settings, turn: int) -> Answer:
-        """One of the moves of `legal`."""
+    def answer(
+        self, fen: str, legal: frozenset[str], settings: Settings, turn: int, stopped: Callable[[], bool]
+    ) -> Answer:
+        """One of the moves of `legal`; once `stopped`, soon, by what is known then."""
 
 
 # UCI name -> key of Settings and what UCI says of its type.
@@ -62,13 +65,15 @@ OPTIONS = {
     "IllegalMove": ("illegal_move", "combo var " + " var ".join(get_args(IllegalMove))),
     "MultiPV": ("multipv", f"spin min 1 max {chess_text.MAX_LINES}"),
 }
+AT_ONCE = ("isready", "stop", "ponderhit", "debug", "register")  # commands that do not wait for an answer
 
 
 class Engine:
-    """A player behind UCI. Every `go` is answered at once, `infinite` and `ponder` when they are ended.
+    """A player behind UCI. Every `go` is answered as soon as its move is found, `infinite` and `ponder` when they are
+    ended; `stop` cuts an answer short.
 
     `load` gives the player; it is called when the first answer, or `readyok`, is waited for. A second thread finds the
-    answer: `isready` alone does not wait for it, as UCI has it.
+    answer.
     """
 
     def __init__(self, *, name: str, settings: Settings, load: Callable[[], Player], out: IO[str]) -> None:
@@ -81,7 +86,10 @@ class Engine:
         self.fen = self.board.fen()  # the position as the GUI wrote it, or after its moves
         self.thread = ThreadPoolExecutor(max_workers=1)
         self.search: Future[None] | None = None  # what that thread does
+        self.stopped = threading.Event()  # cuts the search short
+        self.turn_taking = threading.RLock()  # for what both threads change: the lines told, and these two
         self.held: str | None = None  # the answer to a search that has not been ended yet
+        self.ended = False  # whether the answer is told when it is found
         self.game: chess.Board | None = None  # the moves so far of a game with an answer of ours
         self.colour = chess.WHITE  # ours in that game
         self.kept = b""  # what the PGN file has of it
@@ -94,33 +102,39 @@ class Engine:
             "setoption": self._setoption,
             "position": self._position,
             "go": self._go,
-            "stop": self._end_search,
+            "stop": self._stop,
             "ponderhit": self._end_search,
             **dict.fromkeys(("debug", "register"), lambda words: None),
         }
 
     def run(self, lines: Iterable[str]) -> None:
-        """Obeys the commands up to `quit` or the last.
+        """Obeys the commands up to `quit` or the last, after which a `go` with a limit is still answered in full.
 
         Raises: what `load` raised, at once, or the player, at the next command.
         """
-        for line in lines:
-            words = line.split()
-            while words and words[0] not in self.commands and words[0] != "quit":  # UCI: unknown words are skipped
-                words.pop(0)
-            if words[:1] == ["quit"]:
-                break
-            if words[:1] != ["isready"] or self.player is None:
-                self._await_search()
-            if words:
-                self.commands[words[0]](words[1:])
-        self._await_search()
+        try:
+            for line in lines:
+                words = line.split()
+                while words and words[0] not in self.commands and words[0] != "quit":  # UCI: unknown ones are skipped
+                    words.pop(0)
+                if words[:1] == ["quit"]:
+                    break
+                if words and (words[0] not in AT_ONCE or self.search is None or self.search.done()):
+                    self._await_search()
+                if words:
+                    self.commands[words[0]](words[1:])
+            if not self.ended:
+                self.stopped.set()
+            self._await_search()
+        finally:
+            self.stopped.set()
 
     def send(self, line: str) -> None:
         """One line to the GUI, at once."""
         text = " ".join(line.split()).encode("ascii", "replace").decode()
-        self.out.write(f"{text}\n")
-        self.out.flush()
+        with self.turn_taking:
+            self.out.write(f"{text}\n")
+            self.out.flush()
 
     def tell(self, text: str) -> None:
         """A line for the GUI's log."""
@@ -190,25 +204,28 @@ class Engine:
             self.send("bestmove (none)")
             return
         player = self._player()
-        self.search = self.thread.submit(self._search, player, legal, ended=not {"infinite", "ponder"} & set(words))
+        self.ended = not {"infinite", "ponder"} & set(words)
+        self.stopped.clear()
+        self.search = self.thread.submit(self._search, player, legal)
 
     def _await_search(self) -> None:
-        """Everything but `isready` comes after the answer that is being found."""
+        """Waits for the answer that is being found, if one is."""
         search, self.search = self.search, None
         if search is not None:
             search.result()
 
-    def _search(self, player: Player, legal: frozenset[str], *, ended: bool) -> None:
-        """Finds and tells a move of `legal`; as the answer only where the search has `ended` with it."""
+    def _search(self, player: Player, legal: frozenset[str]) -> None:
+        """Finds and tells a move of `legal`; as the answer only where the search has ended or does so with it."""
         try:
-            answer = player.answer(self.fen, legal, self.settings, self.answers)
+            answer = player.answer(self.fen, legal, self.settings, self.answers, self.stopped.is_set)
         except Exception:  # which the next command raises; till then no GUI shall wait
             self.send("bestmove (none)")
             raise
         self.answers += 1
         if answer.instead is not None:
             self.fallbacks += 1
-            self.tell(f"fallback {self.fallbacks} in {self.answers} answers: the model says {answer.instead}")
+            says = "was stopped and says" if self.stopped.is_set() else "says"
+            self.tell(f"fallback {self.fallbacks} in {self.answers} answers: the model {says} {answer.instead}")
         told = list(enumerate(answer.lines[: self.settings.multipv], start=1))
         for number, (move, eval_cp) in reversed(told):  # the move itself last: some readers keep the last line
             self.send(f"info depth 1 multipv {number}{score(eval_cp)} pv {move}")
@@ -216,14 +233,22 @@ class Engine:
         game = self.board.copy()
         game.push_uci(answer.move)
         self._keep_game(game)
-        self.held = answer.move
-        if ended:
-            self._end_search([])
+        with self.turn_taking:
+            self.held = answer.move
+            if self.ended:
+                self._end_search([])
+
+    def _stop(self, words: list[str]) -> None:
+        self.stopped.set()
+        self._end_search([])
 
     def _end_search(self, words: list[str]) -> None:
-        if self.held is not None:
-            self.send(f"bestmove {self.held}")
-            self.held = None
+        """Tells the answer now, or when it is found."""
+        with self.turn_taking:
+            self.ended = True
+            if self.held is not None:
+                self.send(f"bestmove {self.held}")
+                self.held = None
 
     def _player(self) -> Player:
         if self.player is None:

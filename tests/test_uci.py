@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,12 @@ SETTINGS = Settings(
     temperature=0.0, reading="written", illegal_move="best_listed", multipv=5, style="bare", max_new_tokens=160, seed=0,
     pgn=None,
 )  # fmt: skip
+
+
+def never() -> bool:
+    return False
+
+
 START = chess_text.legal_ucis(chess.Board())
 BACK = "r5k1/5ppp/8/8/8/8/5PPP/6K1 b - - 0 20"
 
@@ -41,7 +48,9 @@ class Scripted:
         self.text = text
         self.asked: list[tuple[str, frozenset[str]]] = []
 
-    def answer(self, fen: str, legal: frozenset[str], settings: Settings, turn: int) -> Answer:
+    def answer(
+        self, fen: str, legal: frozenset[str], settings: Settings, turn: int, stopped: Callable[[], bool]
+    ) -> Answer:
         self.asked.append((fen, legal))
         return choose(f"P: {fen}{self.text}", legal, settings, turn)
 
@@ -117,6 +126,48 @@ def test_readyok_does_not_wait_for_the_answer_and_all_else_does() -> None:
         "readyok",
     ]
     assert player.asked == [(chess.STARTING_FEN, START)]
+
+
+class UntilStopped(Scripted):
+    """A player that thinks until it is stopped, ten seconds at most."""
+
+    def answer(self, fen: str, legal: frozenset[str], settings: Settings, turn: int, stopped: Any) -> Answer:
+        deadline = time.monotonic() + 10
+        while not stopped():
+            assert time.monotonic() < deadline, "nobody has stopped it"
+            time.sleep(0.001)
+        return choose(f"P: {fen} M: e2e4 d2", legal, settings, turn)
+
+
+@pytest.mark.parametrize("lines", [["go", "stop"], ["go ponder", "ponderhit", "isready", "stop"], ["go infinite"]])
+def test_stop_and_the_end_of_an_infinite_search_cut_the_answer_short(lines: list[str]) -> None:
+    said = talk("isready", *lines, player=UntilStopped())
+    why = "the model was stopped and says no move: e2e4 instead, the best legal move of its list"
+    assert f"info string fallback 1 in 1 answers: {why}" in said
+    assert said.count("bestmove e2e4") == (lines != ["go infinite"])
+    assert said.count("readyok") == 1 + lines.count("isready")
+
+
+@pytest.mark.parametrize(("sent", "obeyed"), [(["go\n", "quit\n"], b""), (["go\nquit\n"], b"done")])
+def test_a_quit_that_comes_by_itself_ends_the_process_whatever_it_does(
+    root: Path, sent: list[str], obeyed: bytes
+) -> None:
+    busy = (
+        "import time; from rookexp.uci import asked; lines = asked(); next(lines); print('read', flush=True); "
+        "time.sleep(1.5); print('done')"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", busy], env=environment(root), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for text in sent:
+            process.stdin.write(text.encode())
+            process.stdin.flush()
+            if text == sent[0]:
+                assert process.stdout.readline() == b"read\n"
+        assert process.stdout.read().strip() == obeyed
+    assert process.returncode == 0
 
 
 def test_what_a_search_raises_ends_the_engine() -> None:
@@ -285,12 +336,12 @@ def test_a_random_model_plays_legal_moves_that_its_seed_repeats(tiny_player: Pla
         board = chess.Board()
         for turn in range(8):
             legal = chess_text.legal_ucis(board)
-            board.push_uci(tiny_player.answer(board.fen(), legal, replace(fast, seed=seed), turn).move)
+            board.push_uci(tiny_player.answer(board.fen(), legal, replace(fast, seed=seed), turn, never).move)
         games.append(board.fen())
     assert games[0] == games[1] != games[2]
-    said = {tiny_player.complete("P: ", replace(fast, seed=0), turn) for turn in range(5)}
+    said = {tiny_player.complete("P: ", replace(fast, seed=0), turn, never) for turn in range(5)}
     assert len(said) > 1
-    said = {tiny_player.complete("P: ", replace(fast, temperature=0.0), turn) for turn in range(5)}
+    said = {tiny_player.complete("P: ", replace(fast, temperature=0.0), turn, never) for turn in range(5)}
     assert len(said) == 1
 
 
