@@ -113,11 +113,6 @@ def p_prompt(fen: str) -> str:
     return f"P: {fen}"
 
 
-def p_prompt_spaced(fen: str) -> str:
-    """The bare prompt and one space of the padding."""
-    return f"P: {fen} "
-
-
 def p_prompt_padded(fen: str) -> str:
     """The prompt up to and including `M:`; a completion begins with the first move."""
     return f"P: {fen:<{FEN_WIDTH}}M:"

@@ -85,11 +85,6 @@ def differences(a: Mapping[int, float], b: Mapping[int, float]) -> list[float]:
     return [a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())]
 
 
-def paired_difference(a: Mapping[int, float], b: Mapping[int, float]) -> Interval:
-    """The mean of a - b, both by seed, over the seeds that both have, with Student's t interval."""
-    return mean(differences(a, b))
-
-
 def sign_flip_p(values: Values) -> float:
     """Two-sided p of a mean this far from 0, if each difference could as well have had the other sign.
 

@@ -128,13 +128,12 @@ def test_p_validation_file_round_trips(shared_dir: Path) -> None:
 
 def test_p_prompts() -> None:
     assert chess_text.p_prompt(START) == f"P: {START}"
-    assert chess_text.p_prompt_spaced(START) == f"P: {START} "
     assert chess_text.p_prompt_padded(START) == "P: " + START + " " * (90 - len(START)) + "M:"
     long_fen = START.replace(" 0 1", " 0 1" + "0" * 40)
     assert chess_text.p_prompt_padded(long_fen) == f"P: {long_fen}M:"
     document = chess_text.build_p(START, ["e2e4"], [30], "e2e4")
     assert document == f"P: {START:<90}M: e2e4" + " " * 26 + "E: 0.3" + " " * 37 + "B: e2e4"
-    for prompt in (chess_text.p_prompt, chess_text.p_prompt_spaced, chess_text.p_prompt_padded):
+    for prompt in (chess_text.p_prompt, chess_text.p_prompt_padded):
         assert document.startswith(prompt(START))
 
 
