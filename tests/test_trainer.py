@@ -433,14 +433,10 @@ def test_killed_and_resumed_equals_straight_bitwise(tmp_path: Path, killed: int,
         tokenizer_file=None,
         optimizer=first.optimizer,
         modules=first.objective.modules,
-        history={},
         keep=1,
     )()
-    restored = checkpoint.restore(
-        folder, model=second.model, optimizer=second.optimizer, modules=second.objective.modules
-    )
-    assert restored.step == killed
-    second.trainer.fit(restored.step)
+    checkpoint.restore(folder, model=second.model, optimizer=second.optimizer, modules=second.objective.modules)
+    second.trainer.fit(killed)
     assert torch.equal(flat(second.model), flat(straight.model))
     for name, module in straight.objective.modules.items():
         ours, theirs = second.objective.modules[name].state_dict(), module.state_dict()
