@@ -244,15 +244,17 @@ def test_an_engine_at_hand_values_every_legal_move(tmp_path, corpus, speak, monk
             closed.append(id(self))
 
     monkeypatch.setattr(exam, "Stockfish", Material)
-    speak(lambda prompt: gold(prompt) if "P: " in prompt else "?")
+    sizes = speak(lambda prompt: gold(prompt) if "P: " in prompt else "?")
     figures = exam_of(tmp_path / "run", [corpus], engine="stockfish").run(tell=print)["test.txt, P"]
     assert figures["win-probability loss of B, by Stockfish"].total == 2
     assert figures["win-probability loss of B, by Stockfish"].value == 0  # neither position has a capture
     assert len(closed) == 3, "one for each failure, and the last"
     failures[:] = [True, True, True]
+    sizes.clear()
     with pytest.raises(EngineError, match="killed"):
         exam_of(tmp_path / "again", [corpus], engine="stockfish").run(tell=print)
     assert len(closed) == 6
+    assert not sizes, "answers are dear, and come last"
 
 
 def test_what_cannot_be_read_is_named_before_any_answer(tmp_path, corpus, speak) -> None:
