@@ -100,6 +100,8 @@ class Exam:
         waiting = [*self.document_parts(), *self.made_parts(), *self.mate_parts(), *self.game_parts()]
         self.known = self.values()
         self.folder.mkdir(parents=True, exist_ok=True)
+        for name in (FIGURES, GAMES, PAGE):  # of an earlier evaluation: they are not of these answers
+            (self.folder / name).unlink(missing_ok=True)
         parts: list[Part] = []
         with open(self.folder / COMPLETIONS, "w", encoding="utf-8") as answers:
             for make in waiting:
