@@ -77,6 +77,8 @@ class Exam:
         self.temperature = temperature
         self.top_k = top_k
         self.seed = seed
+        self.asked: list[str] = []  # the P documents of all files
+        self.known: dict[str, dict[str, int]] | None = None  # what Stockfish says of them
         self.engine = None
         if engine is not None:
             self.engine = partial(
@@ -93,10 +95,13 @@ class Exam:
 
         `tell` gets each part's figures as text as soon as they are known.
 
-        Raises: DataError before any answer where a file cannot be read or holds something else; EngineError.
+        Raises: DataError before any answer where a file cannot be read or holds something else, then EngineError.
         """
         waiting = [*self.document_parts(), *self.made_parts(), *self.mate_parts(), *self.game_parts()]
+        self.known = self.values()
         self.folder.mkdir(parents=True, exist_ok=True)
+        for name in (FIGURES, GAMES, PAGE):  # of an earlier evaluation: they are not of these answers
+            (self.folder / name).unlink(missing_ok=True)
         parts: list[Part] = []
         with open(self.folder / COMPLETIONS, "w", encoding="utf-8") as answers:
             for make in waiting:
@@ -145,12 +150,14 @@ class Exam:
         except DataError as error:
             raise DataError(f"{file}: {error}") from error
         tokens = self.tokenized(file, golds)
+        self.asked += [gold for gold in golds if gold.startswith("P: ")]
 
         def make() -> Iterator[Part]:
             completions = self.answers.greedy(prompts)
             rows = list(zip(prompts, completions, golds, strict=True))
             if golds[0].startswith("P: "):
-                figures = policy_figures(golds, completions, prompts, self.values(golds))
+                known = None if self.known is None else [self.known[gold] for gold in golds]
+                figures = policy_figures(golds, completions, prompts, known)
                 shown = [policy_shown(*row, best_moves(row[2])) for row in rows]
             else:
                 figures = environment_figures(golds, completions)
@@ -162,8 +169,8 @@ class Exam:
 
         return make
 
-    def values(self, golds: Sequence[str]) -> list[dict[str, int]] | None:
-        """Stockfish's evaluation in centipawns of every legal move in the positions of P documents; None without it.
+    def values(self) -> dict[str, dict[str, int]] | None:
+        """Stockfish's evaluation in centipawns of every legal move, of each P document; None without it.
 
         Raises: EngineError.
         """
@@ -171,14 +178,11 @@ class Exam:
             return None
         engine = Lasting(self.engine, retries=ENGINE_RETRIES)
         try:
-            found: list[dict[str, int]] = []
-            for gold in golds:
+            found: dict[str, dict[str, int]] = {}
+            for gold in self.asked:
                 parsed = chess_text.parse_p(gold)
                 board = None if parsed is None else chess_text.board_of(parsed.fen)
-                if board is None:
-                    found.append({})
-                    continue
-                found.append({line.move.uci(): line.eval_cp for line in engine.lines(board)})
+                found[gold] = {} if board is None else {line.move.uci(): line.eval_cp for line in engine.lines(board)}
             return found
         finally:
             engine.close()

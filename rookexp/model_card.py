@@ -139,6 +139,9 @@ def figures(origin: Origin) -> Iterator[str]:
         yield "The run has logged no evaluation up to this step."
         return
     asked = [row["step"] for row in rows if any(name.startswith("eval/") for name in row)]
+    if asked[0] == asked[-1] < origin.step:
+        yield f"The run has logged no evaluation after that of step {asked[0]} and up to this step."
+        return
     yield f"{measured(run.config)} One run, so no interval and no claim about other seeds.\n"
     yield f"| metric | step {asked[0]} | step {asked[-1]} |\n|---|---|---|"
     yield from (f"| {name} | {before:.4g} | {after:.4g} |" for name, before, after in table)

@@ -48,6 +48,20 @@ def test_too_few_lines_are_an_error(tmp_path: Path) -> None:
     engine.close()
 
 
+def test_a_limit_that_ends_the_first_iteration_grows_until_each_move_has_a_value(tmp_path: Path) -> None:
+    path = uci(
+        tmp_path,
+        """
+        nodes = int(command.split()[-1])
+        for number, move in enumerate(["e2e4", "d2d4"][: 1 + (nodes > 500)], start=1):
+            print("info depth 1 multipv", number, "score cp", nodes, "nodes 1 pv", move)
+        print("bestmove e2e4", flush=True)""",
+    )
+    engine = Stockfish(path=path, nodes=7, depth=None, multipv=2, timeout_s=10.0)
+    assert [(line.move.uci(), line.eval_cp) for line in engine.lines(chess.Board())] == [("e2e4", 700), ("d2d4", 700)]
+    engine.close()
+
+
 def test_a_hung_analysis_names_binary_limit_position_and_timeout(tmp_path: Path) -> None:
     path = uci(tmp_path, "time.sleep(60)")
     engine = Stockfish(path=path, nodes=7, depth=None, multipv=2, timeout_s=0.5)

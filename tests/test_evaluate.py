@@ -188,6 +188,18 @@ def test_broken_answers_score_nothing(tmp_path, corpus, speak) -> None:
     assert results["closed loop"]["parted by a move that is not legal"].hits == 3
 
 
+def test_an_earlier_evaluation_in_the_folder_leaves_nothing(tmp_path, corpus, speak) -> None:
+    speak(lambda prompt: "?")
+    exam_of(tmp_path / "run", [corpus], games=1).run(tell=print)
+
+    def stop(text: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        exam_of(tmp_path / "run", [corpus]).run(tell=stop)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [exam.COMPLETIONS], "what is left is of one model"
+
+
 def test_cross_entropy_is_that_of_the_completions_one_by_one(tmp_path, corpus, speak) -> None:
     speak(lambda prompt: "?")
     run = exam_of(tmp_path / "run", [corpus])
@@ -244,15 +256,17 @@ def test_an_engine_at_hand_values_every_legal_move(tmp_path, corpus, speak, monk
             closed.append(id(self))
 
     monkeypatch.setattr(exam, "Stockfish", Material)
-    speak(lambda prompt: gold(prompt) if "P: " in prompt else "?")
+    sizes = speak(lambda prompt: gold(prompt) if "P: " in prompt else "?")
     figures = exam_of(tmp_path / "run", [corpus], engine="stockfish").run(tell=print)["test.txt, P"]
     assert figures["win-probability loss of B, by Stockfish"].total == 2
     assert figures["win-probability loss of B, by Stockfish"].value == 0  # neither position has a capture
     assert len(closed) == 3, "one for each failure, and the last"
     failures[:] = [True, True, True]
+    sizes.clear()
     with pytest.raises(EngineError, match="killed"):
         exam_of(tmp_path / "again", [corpus], engine="stockfish").run(tell=print)
     assert len(closed) == 6
+    assert not sizes, "answers are dear, and come last"
 
 
 def test_what_cannot_be_read_is_named_before_any_answer(tmp_path, corpus, speak) -> None:
@@ -266,7 +280,13 @@ def test_what_cannot_be_read_is_named_before_any_answer(tmp_path, corpus, speak)
     asked.write_text("A: 7k/8/8/8/8/8/8/K7 w - - 0 1+a1a2+a1a2+\n")
     nowhere = tmp_path / "nowhere.txt"
     nowhere.write_text("P: 9/8 w - - 0 1 M: a1a2 E: 0.1 B: a1a2\n")
+    unlawful = tmp_path / "unlawful.txt"
+    unlawful.write_text(chess_text.build_p(chess.STARTING_FEN, ["e2e4", "e2e5"], [30, 20], "e2e4") + "\n")
+    garbled = tmp_path / "garbled.txt"
+    garbled.write_text("A: 7k/8/8/8/8/8/8/K7 w - - 0 1+a1a2+a1a2+7k/8/8/8/8/8/9+0.001+0+0\n")
     for files, more, reason in (
+        ([unlawful], {}, "unlawful.txt: not a P document, as not all its moves are legal"),
+        ([garbled], {}, "garbled.txt: not an A document"),
         ([corpus, other], {}, "files of one name"),
         ([tmp_path / "none.txt"], {}, "none.txt: no documents can be read"),
         ([broken], {}, "broken.txt: neither a P nor an A document"),

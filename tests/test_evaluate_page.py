@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import subprocess
+from pathlib import Path
 
 import chess
 import pytest
-from test_page import Balance
+from test_page import CHROMIUM, Balance
 
 from rookexp import boards, chess_text, exam_page
 from rookexp.exam import environment_shown, policy_shown
@@ -56,6 +58,22 @@ def test_the_page_is_whole_and_needs_no_network() -> None:
         assert words in html
     for name in exam_page.place_of("test.txt, P"), exam_page.place_of("a&b, A"):
         assert html.count(f'id="{name}"') == html.count(f'href="#{name}"') == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (`apt-get install chromium`)")
+def test_on_a_narrow_screen_a_long_name_leaves_room_for_its_figure(tmp_path: Path) -> None:
+    part = Part("P", "", {"the highest-valued listed move is among the engine's, White": Figure(9, 10)}, [])
+    measure = """<script>onload = () => { document.body.dataset.found = ["tbody th", ".scroll"].map(
+        (name) => document.querySelector(name).clientWidth) }</script></body>"""
+    path = tmp_path / "page.html"
+    path.write_text(exam_page.html("model", [part]).replace("</body>", measure), encoding="utf-8")
+    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=500,900", "--virtual-time-budget=2000"]
+    command = [str(CHROMIUM), *flags, f"--user-data-dir={tmp_path}/profile", "--dump-dom", path.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    found = re.search(r'data-found="(\d+),(\d+)"', done.stdout)
+    assert found is not None
+    assert int(found[1]) < int(found[2]) / 2
 
 
 def test_the_first_right_and_wrong_answers_of_each_side_are_drawn() -> None:

@@ -135,6 +135,16 @@ def test_the_card_of_an_older_checkpoint_has_its_own_figures(run: Path, tmp_path
     assert "Verdict" not in card
 
 
+def test_a_checkpoint_before_the_second_evaluation_has_no_figures(run: Path, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    kept = [{k: v for k, v in row.items() if row["step"] in (0, 20) or not k.startswith("eval/")} for row in rows]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
+    wrote(run=run / "checkpoints" / "step-000010", out=tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "no evaluation after that of step 0 and up to this step" in card
+    assert "| metric |" not in card
+
+
 def test_a_hub_model_is_the_base_by_its_id_and_an_unfinished_run_says_so(run: Path, tmp_path: Path) -> None:
     made = yaml.safe_load((run / "config.yaml").read_text())
     made["model"] |= {"path": "jrahn/RookWorld-LM-124M"}

@@ -25,6 +25,7 @@ TIMEOUTS = (TimeoutError, asyncio.TimeoutError)  # two classes before Python 3.1
 FAILURES = (chess.engine.EngineError, OSError, concurrent.futures.CancelledError, *TIMEOUTS)
 OPTIONS = {"Threads": 1, "Hash": 1}  # the hash in MiB
 GONE_S = 5.0  # how long a killed process may take to be gone
+MORE_NODES = (1, 10, 100, 1000, 10_000)  # times the limit, until each line has a value
 
 
 def find_stockfish(path: str | None) -> str:
@@ -68,7 +69,8 @@ class Stockfish:
         self.limit = f"{nodes} nodes" if depth is None else f"depth {depth}"
         self.multipv = multipv
         self.timeout_s = timeout_s
-        self._limit = chess.engine.Limit(nodes=nodes, depth=depth)
+        searches = ((depth, None),) if nodes is None else ((None, nodes * times) for times in MORE_NODES)
+        self._limits = [chess.engine.Limit(depth=plies, nodes=count) for plies, count in searches]
         try:
             self._engine = chess.engine.SimpleEngine.popen_uci(self.path, timeout=timeout_s, setpgrp=True)
         except FAILURES as error:
@@ -91,12 +93,31 @@ class Stockfish:
         """The engine's best moves, highest value first: `multipv` of them, fewer only where fewer are legal.
 
         With `only` the line that begins with this legal move. A node limit can end an iteration half way, so the
-        lines are sorted by value here.
+        lines are sorted by value here. Where it ends the very first, as among many captures, some moves have no value
+        yet, and the position is searched anew with more nodes.
         Raises: EngineError when the engine crashes, takes longer than the timeout, or gives too few lines.
         """
         wanted = 1 if only else min(self.multipv, board.legal_moves.count())
         if wanted == 0:
             return []
+        lines: list[Line] = []
+        for limit in self._limits:
+            lines = self._search(board, only, limit)
+            if len(lines) == wanted and (only is None or lines[0].move == only):
+                return sorted(lines, key=lambda line: -line.eval_cp)
+        raise EngineError(
+            f"{self.path} gave {len(lines)} of {wanted} lines on {board.fen()!r}{f' after {only}' if only else ''} "
+            f"with {self.limit}: raise the limit (nodes or depth; engine_nodes of an evaluation)"
+        )
+
+    def close(self) -> None:
+        """Kills the process, which has nothing to save, and waits until it is gone."""
+        self._engine.close()
+        with contextlib.suppress(*FAILURES):
+            self._engine.returncode.result(GONE_S)
+
+    def _search(self, board: chess.Board, only: chess.Move | None, limit: chess.engine.Limit) -> list[Line]:
+        """The lines of one search, in the engine's order."""
         asked = f"on {board.fen()!r}{f' after {only}' if only else ''} with {self.limit}"
         hung = threading.Event()
         watchdog = threading.Timer(self.timeout_s, self._kill, [hung])
@@ -105,7 +126,7 @@ class Stockfish:
         try:
             infos = self._engine.analyse(
                 board,
-                self._limit,
+                limit,
                 multipv=1 if only else self.multipv,
                 root_moves=[only] if only else None,
                 game=object(),  # a new game for each position: the hash is cleared, so order does not matter
@@ -114,20 +135,11 @@ class Stockfish:
             raise self._failure(f"failed {asked}", TimeoutError() if hung.is_set() else error) from error
         finally:
             watchdog.cancel()
-        lines = [
+        return [
             Line(move=info["pv"][0], eval_cp=info["score"].pov(board.turn).score(mate_score=MATE_CP))
             for info in infos
             if info.get("pv") and "score" in info
         ]
-        if len(lines) != wanted or (only and lines[0].move != only):
-            raise EngineError(f"{self.path} gave {len(lines)} of {wanted} lines {asked}: raise the limit")
-        return sorted(lines, key=lambda line: -line.eval_cp)
-
-    def close(self) -> None:
-        """Kills the process, which has nothing to save, and waits until it is gone."""
-        self._engine.close()
-        with contextlib.suppress(*FAILURES):
-            self._engine.returncode.result(GONE_S)
 
     def _kill(self, hung: threading.Event) -> None:
         """Ends a search that takes too long; python-chess bounds only those limited in time, and cancels them badly."""

@@ -67,7 +67,8 @@ def environment_figures(documents: Sequence[str], completions: Iterable[str]) ->
         board = None if prompt is None else chess_text.board_of(prompt.fen)
         gold = chess_text.parse_a_completion(document.split("+", 3)[-1])
         kind = _outcome(gold)
-        if prompt is None or board is None or kind is None or not gold.valid:
+        known = kind is not None and gold.valid and chess_text.board_of(gold.new_fen) is not None
+        if prompt is None or board is None or kind is None or not known:
             raise DataError(f"not an A document: {document!r}")
         answer = chess_text.parse_a_completion(completion)
         match = chess_text.match(answer.new_fen, gold.new_fen)
