@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -98,9 +98,10 @@ def compare(folders: Sequence[Path], *, baseline: str | None = None) -> Comparis
         listed = " ".join(map(str, folders))
         raise DataError(f"{listed}: no run in it; allowed: run folders (with a config.yaml) and folders that hold them")
     read = [runs.read(folder) for folder in dict.fromkeys(path.resolve() for path in found)]
+    follow = runs.following([runs.flat(run.config) for run in read])
     groups: dict[str, list[Run]] = {}
     for run in read:
-        groups.setdefault(_group(run), []).append(run)
+        groups.setdefault(_group(run, follow), []).append(run)
     notes: list[str] = []
     members = [_one_a_seed(group, notes) for group in groups.values()]
     varying = runs.differing([group[0].config for group in members])
@@ -178,12 +179,12 @@ def _answers(folder: Path, *, last: bool) -> list[dict[str, Any]]:
     return rows[::-1] if last else rows
 
 
-def _group(run: Run) -> str:
-    """Equal for runs of one point: the trial of a sweep, elsewhere the configuration without the seed."""
+def _group(run: Run, follow: Collection[str]) -> str:
+    """Equal for runs of one point: the trial of a sweep, elsewhere the configuration without the seeds that vary."""
     number = trial(run).get("trial")
     if number is not None:
         return f"{run.folder.parent}\n{number}"
-    told = {key: value for key, value in runs.followed(runs.flat(run.config)).items() if runs.told(key)}
+    told = {key: value for key, value in runs.flat(run.config).items() if runs.told(key) and key not in follow}
     return json.dumps(told, sort_keys=True, default=str)
 
 
@@ -246,8 +247,8 @@ def _beside(point: Point, base: Point, comparisons: int) -> dict[str, Difference
 
 def _refusal(figure: str, point: Point, base: Point) -> str | None:
     """Why the figure of two points is not one measure; None where it is."""
-    ours, theirs = (runs.followed(runs.flat(one.runs[0].config)) for one in (point, base))
-    for key in sorted(ours.keys() | theirs.keys()):
+    ours, theirs = (runs.flat(one.runs[0].config) for one in (point, base))
+    for key in sorted((ours.keys() | theirs.keys()) - runs.following([ours, theirs])):
         for defining in FIGURES[figure][2]:
             if (key == defining or key.startswith(f"{defining}.")) and ours.get(key) != theirs.get(key):
                 return f"not the same measure: {key} differs"

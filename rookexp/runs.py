@@ -144,17 +144,20 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]
 
     A key that a config does not have has the value `ABSENT` there.
     """
-    flats = [followed(flat(config)) for config in configs]
-    keys = [key for key in dict.fromkeys(key for each in flats for key in each) if told(key)]
+    flats = [flat(config) for config in configs]
+    follow = following(flats)
+    keys = dict.fromkeys(key for each in flats for key in each if told(key) and key not in follow)
     columns = {key: tuple(each.get(key, ABSENT) for each in flats) for key in keys}
     return {key: values for key, values in columns.items() if len({repr(value) for value in values}) > 1}
 
 
-def followed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Flat values, with other keys named `seed` that have the run's own as `${seed}`: it is what they follow."""
-    own = config.get(SEED)
-    follow = {key: "${seed}" for key, value in config.items() if key.endswith(f".{SEED}") and value == own}
-    return {**config, **follow}
+def following(flats: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Keys named `seed` that have the run's own in all flat configurations that have them, as of a model that it draws.
+
+    All, because a fixed one is the run's own in one run of several, too.
+    """
+    named = {key for each in flats for key in each if key.endswith(f".{SEED}")}
+    return {key for key in named if all(each[key] == each.get(SEED) for each in flats if key in each)}
 
 
 def told(key: str) -> bool:

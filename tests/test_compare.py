@@ -27,9 +27,10 @@ def test_runs_that_differ_in_the_seed_are_one_point(tmp_path: Path) -> None:
     assert "differ in the seed only" in words(tmp_path)
 
 
-def test_a_model_that_is_drawn_by_the_seed_makes_no_points(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fixed", [{}, {"task.seed": 0}])
+def test_a_model_that_is_drawn_by_the_seed_makes_no_points(fixed: dict[str, int], tmp_path: Path) -> None:
     for seed in range(3):
-        make(tmp_path / str(seed), **{"seed": seed, "model.seed": seed})
+        make(tmp_path / str(seed), **{"seed": seed, "model.seed": seed}, **fixed)
     assert words(tmp_path).startswith("All 3 runs have the same settings and differ in the seed only.")
 
 

@@ -71,5 +71,7 @@ def test_only_what_varies_and_matters_differs() -> None:
     assert runs.differing([config(kl={"coef": True}), config(kl={"coef": 1})]) == {"kl.coef": (True, 1)}
     drawn = [config(**{"seed": seed, "model.seed": seed}) for seed in (3, 4)]
     assert runs.differing(drawn) == {}, "a model that is drawn by the run's seed is no other setting"
-    assert runs.differing([config(**{"model.seed": seed}) for seed in (0, 4)]) == {"model.seed": ("${seed}", 4)}
+    assert runs.differing([config(**{"model.seed": seed}) for seed in (0, 4)]) == {"model.seed": (0, 4)}
+    fixed = [config(**{"seed": seed, "task.seed": 0}) for seed in (0, 1)]
+    assert runs.differing(fixed) == {}
     assert json.dumps(runs.flat({"a": {"b": {"c": 1}, "d": []}})) == '{"a.b.c": 1, "a.d": []}'
