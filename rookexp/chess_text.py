@@ -267,8 +267,8 @@ def build_a(fen: str, move: str, history: Sequence[str], outcome: Transition) ->
 
 
 def prompt_of(document: str) -> str:
-    """The part of a P or A document that is asked: up to `M:`, or up to the third `+`; "" where there is none."""
-    if document.startswith("P: "):
+    """The part of a document that is asked: P and L up to `M:`, A up to the third `+`; "" where there is none."""
+    if document.startswith(("P: ", "L: ")):
         return "".join(document.partition("M:")[:2]) if "M:" in document else ""
     return document[: len(document) - len(document.split("+", 3)[-1])] if parse_a_prompt(document) else ""
 

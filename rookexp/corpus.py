@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from rookexp import annotate, documents
+from rookexp import a_documents, annotate, documents
 from rookexp.errors import DataError, EngineError
 from rookexp.rewards.engine import Stockfish
 from rookexp.shares import shares_of
@@ -37,6 +37,8 @@ class Corpus:
         processes: Annotated[int, Ge(1)],
         copies: Annotated[int, Ge(1)],
         black_best: Literal["legacy", "corrected"],
+        list_order: Literal["sorted", "shuffled"],
+        l_share: Annotated[float, Ge(0), Le(1)],
         p_share: Annotated[float, Gt(0), Lt(1)],
         a_shares: Mapping[str, float],
     ) -> None:
@@ -53,8 +55,10 @@ class Corpus:
         self.processes = processes
         self.copies = copies
         self.black_best: Literal["legacy", "corrected"] = black_best
+        self.list_order: Literal["sorted", "shuffled"] = list_order
+        self.l_share = l_share
         self.p_share = p_share
-        self.a_shares = shares_of("a_shares", a_shares, documents.A_KINDS)
+        self.a_shares = shares_of("a_shares", a_shares, a_documents.A_KINDS)
 
     def annotate(self) -> None:
         """Runs the shards that are missing, with a progress bar; safe to kill and start again.
@@ -116,6 +120,8 @@ class Corpus:
             seed=self.seed,
             copies=self.copies,
             black_best=self.black_best,
+            list_order=self.list_order,
+            l_share=self.l_share,
             p_share=self.p_share,
             a_shares=self.a_shares,
         )

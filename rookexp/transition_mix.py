@@ -11,7 +11,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Gt
 
-from rookexp import documents
+from rookexp import a_documents
 from rookexp.annotate import row_counts
 from rookexp.errors import DataError
 from rookexp.shares import shares_of
@@ -27,7 +27,7 @@ class TransitionMix:
     """A documents with exact shares of each class, White and Black to move equally often in each.
 
     Their positions are of the test split and all distinct, up to symmetry, so that no set asks what another does.
-    Classes are those of `documents.a_documents`. Everything depends on the arguments alone.
+    Classes are those of `a_documents.a_documents`. Everything depends on the arguments alone.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class TransitionMix:
     ) -> None:
         self.rows = rows
         self.eval_rows = eval_rows
-        self.shares = shares_of("transitions.shares", shares, documents.A_KINDS)
+        self.shares = shares_of("transitions.shares", shares, a_documents.A_KINDS)
         self.seed = seed
 
     def make(self) -> dict[str, list[str]]:
@@ -100,7 +100,7 @@ class TransitionMix:
             before = left.total()
             for common, candidates in self._games({kind for (kind, _), count in left.items() if count}, rng):
                 for board, move in candidates:
-                    kind = documents.class_of(board, move)
+                    kind = a_documents.class_of(board, move)
                     place = (common if kind == "ongoing" else kind, board.turn)
                     if not left[place]:
                         continue
@@ -108,29 +108,29 @@ class TransitionMix:
                     if key not in seen and positions.split_of(key) == "test":
                         seen.add(key)
                         left[place] -= 1
-                        found[place].append(documents.a_document(board, move))
+                        found[place].append(a_documents.a_document(board, move))
             idle = 0 if left.total() < before else idle + 1
             if idle == ATTEMPTS:
                 kinds = ", ".join(sorted({kind for (kind, _), count in left.items() if count}))
                 raise DataError(f"transitions: no further {kinds} in {ATTEMPTS} games; ask fewer rows or other shares")
         return found
 
-    def _games(self, kinds: set[str], rng: random.Random) -> Iterator[tuple[str, Iterator[documents.Candidate]]]:
+    def _games(self, kinds: set[str], rng: random.Random) -> Iterator[tuple[str, Iterator[a_documents.Candidate]]]:
         """A game of each sort that can have some of these classes, and the class of its common moves."""
         if "opening" in kinds:
-            yield "opening", documents.opening_moves(rng, 10)
+            yield "opening", a_documents.opening_moves(rng, 10)
         if not kinds.isdisjoint(SPECIAL):
             yield "none", special_moves(rng)
         if not kinds.isdisjoint(RARE):
-            yield "none", documents.endgame_moves(rng)
+            yield "none", a_documents.endgame_moves(rng)
         if not kinds.isdisjoint(("ongoing", "failed")):
             game = positions.random_game(rng, rng.randint(10, 120)).move_stack
             # The first ten plies are the openings'.
-            moves = documents.game_moves(game, rng, 0.3)
+            moves = a_documents.game_moves(game, rng, 0.3)
             yield "ongoing", ((board, move) for board, move in moves if board.ply() >= 10)
 
 
-def special_moves(rng: random.Random) -> Iterator[documents.Candidate]:
+def special_moves(rng: random.Random) -> Iterator[a_documents.Candidate]:
     """The castlings and en-passant captures of a uniformly random game in which every other move is a pawn's."""
-    for board, _ in documents.opening_moves(rng, SPECIAL_PLIES):
+    for board, _ in a_documents.opening_moves(rng, SPECIAL_PLIES):
         yield from ((board, move) for move in [*board.generate_castling_moves(), *board.generate_legal_ep()])

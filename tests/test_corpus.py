@@ -12,7 +12,7 @@ from typing import Any
 import chess
 import pytest
 
-from rookexp import annotate, documents
+from rookexp import a_documents, annotate
 from rookexp.annotate import AnnotateJob, shard_path
 from rookexp.corpus import Corpus
 from rookexp.errors import ConfigError, DataError, EngineError
@@ -20,7 +20,7 @@ from rookexp.rewards.engine import find_stockfish
 from rookexp.tasks import positions
 
 QUOTAS = {"opening": 0.12, "middlegame": 0.22, "endgame": 0.16, "self_play": 0.5}
-A_SHARES = dict(zip(documents.A_KINDS, (0.3, 0.2, 0.1, 0.05, 0.1, 0.1, 0.1, 0.05), strict=True))
+A_SHARES = dict(zip(a_documents.A_KINDS, (0.3, 0.2, 0.1, 0.05, 0.1, 0.1, 0.1, 0.05), strict=True))
 CRASHES_ON_GO = f"""#!{sys.executable}
 import sys
 for command in sys.stdin:
@@ -51,6 +51,8 @@ def corpus(folder: Path, **other: Any) -> Corpus:
         "processes": 1,
         "copies": 2,
         "black_best": "legacy",
+        "list_order": "sorted",
+        "l_share": 0.5,
         "p_share": 0.5,
         "a_shares": A_SHARES,
     }

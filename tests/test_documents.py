@@ -11,12 +11,12 @@ from typing import Any
 import chess
 import pytest
 
-from rookexp import chess_text, documents
+from rookexp import a_documents, chess_text, documents
 from rookexp.annotate import shard_path
 from rookexp.errors import DataError
 from rookexp.tasks import positions
 
-A_SHARES = dict(zip(documents.A_KINDS, (0.3, 0.2, 0.1, 0.05, 0.1, 0.1, 0.1, 0.05), strict=True))
+A_SHARES = dict(zip(a_documents.A_KINDS, (0.3, 0.2, 0.1, 0.05, 0.1, 0.1, 0.1, 0.05), strict=True))
 
 
 def rows(count: int, seed: int) -> list[documents.Row]:
@@ -54,14 +54,35 @@ def test_p_document_pairs_stay_together_and_blacks_label_is_the_worst() -> None:
     board = chess.Board()
     board.push_uci("e2e4")
     row = documents.Row(board, "opening", ("e7e5", "c7c5", "a7a6"), (50, 20, -30))
+    orders = set()
     for seed in range(10):
-        answer = chess_text.parse_p(documents.p_document(row, random.Random(seed), "legacy"))
+        answer = chess_text.parse_p(documents.p_document(row, random.Random(seed), "legacy", "shuffled"))
         assert answer is not None
         assert answer.best == "a7a6"
         assert dict(zip(answer.moves, answer.evals, strict=True)) == {"e7e5": 0.5, "c7c5": 0.2, "a7a6": -0.3}
-    corrected = chess_text.parse_p(documents.p_document(row, random.Random(0), "corrected"))
+        orders.add(answer.moves)
+    assert len(orders) > 3
+    corrected = chess_text.parse_p(documents.p_document(row, random.Random(0), "corrected", "shuffled"))
     assert corrected is not None
     assert corrected.best == "e7e5"
+
+
+def test_sorted_lists_are_the_shuffled_ones_in_the_order_of_their_names() -> None:
+    row = documents.Row(chess.Board(), "opening", ("e2e4", "a2a3", "c2c4"), (50, -30, 20))
+    draws = [random.Random(3), random.Random(3)]
+    lists = ("shuffled", "sorted")
+    shuffled, by_name = (
+        chess_text.parse_p(documents.p_document(row, rng, "legacy", order))
+        for rng, order in zip(draws, lists, strict=True)
+    )
+    assert shuffled is not None
+    assert by_name is not None
+    assert by_name.moves == ("a2a3", "c2c4", "e2e4")
+    assert sorted(zip(shuffled.moves, shuffled.evals, strict=True)) == list(
+        zip(by_name.moves, by_name.evals, strict=True)
+    )
+    assert by_name.best == shuffled.best == "e2e4"
+    assert draws[0].random() == draws[1].random()
 
 
 def write_shard(folder: Path) -> None:
@@ -84,7 +105,15 @@ def write_shard(folder: Path) -> None:
 
 def build(folder: Path) -> dict:
     return documents.build_corpus(
-        folder, shards=1, seed=1, copies=2, black_best="legacy", p_share=0.5, a_shares=A_SHARES
+        folder,
+        shards=1,
+        seed=1,
+        copies=2,
+        black_best="legacy",
+        list_order="sorted",
+        l_share=0.5,
+        p_share=0.5,
+        a_shares=A_SHARES,
     )
 
 
@@ -102,12 +131,16 @@ def test_corpus_is_deterministic_valid_and_split_by_position(tmp_path: Path) -> 
     for split, text in first.items():
         keys[split] = set()
         for line in text.splitlines():
-            answer = chess_text.parse_p(line)
+            answer = chess_text.parse_p(line.replace("L: ", "P: ", 1))
             prompt = chess_text.parse_a_prompt(line)
             fen = answer.fen if answer else prompt.fen if prompt else ""
             board = chess.Board(fen)
             keys[split].add(positions.position_key(board))
-            if answer:
+            if line.startswith("L: "):
+                question, _, moves = line.partition("M:")
+                assert question + "M:" == chess_text.prompt_of(line) == "L" + chess_text.p_prompt_padded(fen)[1:]
+                assert moves.split() == sorted(m.uci() for m in board.legal_moves)
+            elif answer:
                 assert answer.well_formed
                 assert set(answer.moves) <= chess_text.legal_ucis(board)
             else:
@@ -118,13 +151,15 @@ def test_corpus_is_deterministic_valid_and_split_by_position(tmp_path: Path) -> 
     assert not keys["train"] & keys["validation"]
     train = Counter(key.split()[0] for key in report["documents"]["train"])
     assert train["P"]
+    assert train["P"] / 4 < train["L"] < train["P"] * 3 / 4
+    assert "L: " not in first["validation"] + first["test"]
     assert train["A"]
 
 
 def test_a_documents_fill_every_class_without_duplicates() -> None:
     game = positions.random_game(random.Random(4), 60).move_stack
-    counts = dict.fromkeys(documents.A_KINDS, 6)
-    found = documents.a_documents([game], counts, seed=9)
+    counts = dict.fromkeys(a_documents.A_KINDS, 6)
+    found = a_documents.a_documents([game], counts, seed=9)
     assert Counter(kind for _, kind, _ in found) == Counter(counts)
     assert len({text for text, _, _ in found}) == len(found)
     for text, kind, _ in found:
@@ -139,9 +174,9 @@ def test_a_fifth_repetition_ends_the_game() -> None:
     for uci in (["g1f3", "g8f6", "f3g1", "f6g8"] * 4)[:-1]:
         board.push_uci(uci)
     assert board.halfmove_clock == 15
-    assert documents.class_of(board, chess.Move.from_uci("f6g8")) == "draw"
-    assert documents.a_document(board, chess.Move.from_uci("f6g8")).endswith("+0.5+1+0")
-    assert documents.a_document(board, chess.Move.from_uci("f6e4")).endswith("+0.001+0+0")
+    assert a_documents.class_of(board, chess.Move.from_uci("f6g8")) == "draw"
+    assert a_documents.a_document(board, chess.Move.from_uci("f6g8")).endswith("+0.5+1+0")
+    assert a_documents.a_document(board, chess.Move.from_uci("f6e4")).endswith("+0.001+0+0")
 
 
 def analysed(count: int) -> list[dict[str, Any]]:

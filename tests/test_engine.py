@@ -97,7 +97,7 @@ def test_what_is_no_engine_does_not_start(tmp_path: Path, text: str) -> None:
 
 
 def test_a_missing_engine_says_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(EngineError, match=r"nowhere.*apt-get install stockfish"):
+    with pytest.raises(EngineError, match=r"nowhere.*apt-get install stockfish.*engine_path=FILE"):
         find_stockfish(str(tmp_path / "nowhere"))
     monkeypatch.setenv("PATH", str(tmp_path))
     if not os.path.exists("/usr/games/stockfish"):

@@ -152,7 +152,7 @@ def test_the_documents_themselves_score_everything() -> None:
         moves = [move.uci() for move in board.legal_moves][:5]
         if len(moves) == 5:
             row = documents.Row(board, "middlegame", tuple(moves), (90, 40, 10, -20, -700))
-            gold.append(documents.p_document(row, rng, "legacy"))
+            gold.append(documents.p_document(row, rng, "legacy", "sorted"))
     prompts = [chess_text.p_prompt(chess_text.parse_p(text).fen) for text in gold]
     figures = policy_figures(gold, [g.removeprefix(p) for g, p in zip(gold, prompts, strict=True)], prompts, None)
     misses = {

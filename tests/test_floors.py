@@ -23,9 +23,8 @@ FLOORS = {
     **dict.fromkeys(
         ["trainer", "hardware", "track", "console", "health", "report", "run_info", "checkpoint", "runs"], 4
     ),
-    **dict.fromkeys(
-        ["annotate", "documents", "corpus", "position_mix", "transition_mix", "heldout", "policies", "stop"], 4
-    ),
+    **dict.fromkeys(["annotate", "a_documents", "documents", "corpus", "position_mix", "transition_mix"], 4),
+    **dict.fromkeys(["heldout", "policies", "stop"], 4),
     **dict.fromkeys(["rehearsal", "reciter", "symptoms", "checkup", "fitting", "probes"], 4),
     **dict.fromkeys(["model_card", "player", "uci_protocol"], 4),
     **dict.fromkeys(["wandb_tracker", "tensorboard_tracker", "trackio_tracker", "environment"], 4),
@@ -37,7 +36,10 @@ FLOORS = {
 }
 DOORS = ("train", "data", "pretrain", "evaluate", "doctor", "compare", "export", "uci", "bench")
 ROOMS = {
-    "chess": ("chess_text", "tasks", "rewards", "annotate", "documents", "boards", "position_mix", "uci_protocol"),
+    "chess": (
+        *("chess_text", "tasks", "rewards", "boards", "uci_protocol"),
+        *("annotate", "a_documents", "documents", "position_mix"),
+    ),
     "tokenizers": ("tokenizers",),
     "safetensors": ("models.weights", "checkpoint"),
     "huggingface_hub": ("models.weights", "checkpoint", "tasks.shards"),

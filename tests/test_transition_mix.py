@@ -10,7 +10,7 @@ import chess
 import hydra
 import pytest
 
-from rookexp import composing, data, documents, door
+from rookexp import a_documents, composing, data, door
 from rookexp.annotate import row_counts
 from rookexp.errors import ConfigError, DataError
 from rookexp.tasks import positions
@@ -29,7 +29,7 @@ def mix(**changes: Any) -> TransitionMix:
 def place_of(row: EnvironmentPrompt) -> tuple[str, bool]:
     """Its class as quotas have it, and whether White is to move."""
     board = chess.Board(row.fen)
-    kind = documents.class_of(board, chess.Move.from_uci(row.move))
+    kind = a_documents.class_of(board, chess.Move.from_uci(row.move))
     return "opening" if kind == "ongoing" and board.ply() < 10 else kind, board.turn
 
 

@@ -38,7 +38,10 @@ def find_stockfish(path: str | None) -> str:
     else:
         found = shutil.which("stockfish") or shutil.which("stockfish", path="/usr/games")
     if found is None:
-        raise EngineError(f"no Stockfish at {path or 'PATH'!r}: {INSTALL_HINT}, or name its path in the config")
+        raise EngineError(
+            f"no Stockfish at {path or 'PATH'!r}: {INSTALL_HINT}, or name its path: "
+            "engine_path=FILE, in training reward.engine.path=FILE"
+        )
     return str(Path(found).resolve())
 
 
