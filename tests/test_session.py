@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +139,15 @@ def make_corpus(folder: Path) -> None:
         (folder / "corpus" / f"{name}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """SIGHUP as a terminal's programs have it, also where the tests were started by `nohup`, which ignores it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("heard")
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_a_signal_ends_a_run_after_the_step_and_the_run_goes_on(
     number: signal.Signals,
@@ -166,6 +175,7 @@ def test_a_signal_ends_a_run_after_the_step_and_the_run_goes_on(
     assert_same_run(tmp_path / "straight", tmp_path / "ended")
 
 
+@pytest.mark.usefixtures("heard")
 def test_what_a_run_still_says_to_a_terminal_that_closed_is_no_error() -> None:
     leader, follower = pty.openpty()
     output = os.dup(1)
