@@ -287,6 +287,7 @@ def main(argv: Sequence[str]) -> None:
         elif asked.what == "others":
             print(others(asked.corpus, asked.held_out, asked.file))
         else:
+            asked.out.mkdir(parents=True, exist_ok=True)
             pages[asked.what](read(asked.what, asked.runs), asked.out, asked.documents, asked.limit)
             print(f"page: {asked.out / asked.what}.md")
     except RookexpError as error:
