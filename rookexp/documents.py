@@ -162,11 +162,10 @@ def build_corpus(
 ) -> dict[str, Any]:
     """Writes train.txt, validation.txt, test.txt, positions-test.jsonl and the sets of prompts into `folder`.
 
-    A training position appears `copies` times, each time in a symmetric form drawn anew (and with its moves in a
-    new order, if shuffled), a share `l_share` of these also as an L document; a held-out one appears once, as it is.
-    The prompts are test positions: pretraining never
-    sees them. Shipping them means copying prompts-{train,eval}.jsonl to rookexp/assets/positions/{train,eval}.jsonl.
-    Returns the report.
+    A training position appears `copies` times, each time in a symmetric form drawn anew and, if shuffled, with its
+    moves in a new order; a share `l_share` of these forms makes an L document, too. A held-out position appears once,
+    as it is. The prompts are test positions: pretraining never sees them. Shipping them means copying
+    prompts-{train,eval}.jsonl to rookexp/assets/positions/{train,eval}.jsonl. Returns the report.
     """
     rows, games, duplicates = load_rows(folder, shards)
     rng, draws = random.Random(f"{seed}/documents"), random.Random(f"{seed}/legal")
@@ -182,7 +181,7 @@ def build_corpus(
         if split == "train":
             drawn = [form.board for form in forms if draws.random() < l_share]
             legal += [l_document(board) for board in drawn if board.legal_moves.count() <= L_MOVES]
-        if split == "test":
+        elif split == "test":
             held_out.append(row.record())
     prompts = prompt_rows(held_out, seed)
     _write_lines(folder / "positions-test.jsonl", map(json.dumps, held_out))
