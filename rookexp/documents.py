@@ -18,7 +18,7 @@ from rookexp.errors import DataError
 from rookexp.tasks import positions
 
 PROMPT_SETS = {"train": 256, "eval": 128}  # rows of the prompt sets that ship with the package
-L_MOVES = 80  # an L document has at most so many, and so fits into rook_nano's 256 positions
+L_MOVES = 80  # an L document has at most so many, two tokens each, and so fits into rook_nano's 256 positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +118,15 @@ def p_document(
     )
 
 
-def l_document(board: chess.Board) -> str:
+def l_document(board: chess.Board) -> str | None:
     """A P document's question under another name, `L:`, and its answer: all legal moves, sorted by name.
 
-    Published data has no such documents. They say where each piece can go, move by move, without a choice.
+    None where these are more than L_MOVES. Published data has no such documents. They say where each piece can go, move by
+    move, without a choice.
     """
+    moves = sorted(chess_text.legal_ucis(board))
     question = chess_text.p_prompt_padded(board.fen(en_passant="fen")).removeprefix("P")
-    return f"L{question} {' '.join(sorted(chess_text.legal_ucis(board)))}"
+    return f"L{question} {' '.join(moves)}" if len(moves) <= L_MOVES else None
 
 
 # ---- prompt sets ------------------------------------------------------------------------------------------------
@@ -179,8 +181,8 @@ def build_corpus(
         texts[split] += [p_document(form, rng, black_best, list_order) for form in forms]
         counts[split][f"P {row.kind}"] += len(forms)
         if split == "train":
-            drawn = [form.board for form in forms if draws.random() < l_share]
-            legal += [l_document(board) for board in drawn if board.legal_moves.count() <= L_MOVES]
+            drawn = [l_document(form.board) for form in forms if draws.random() < l_share]
+            legal += [text for text in drawn if text is not None]
         elif split == "test":
             held_out.append(row.record())
     prompts = prompt_rows(held_out, seed)

@@ -11,7 +11,7 @@ from typing import Any
 import chess
 import pytest
 
-from rookexp import a_documents, chess_text, documents
+from rookexp import a_documents, chess_text, documents, tokenizers
 from rookexp.annotate import shard_path
 from rookexp.errors import DataError
 from rookexp.tasks import positions
@@ -83,6 +83,19 @@ def test_sorted_lists_are_the_shuffled_ones_in_the_order_of_their_names() -> Non
     )
     assert by_name.best == shuffled.best == "e2e4"
     assert draws[0].random() == draws[1].random()
+
+
+def test_l_documents_fit_the_model_that_they_are_for() -> None:
+    squares = tokenizers.square_aware()
+    promotions = "3n1n1n/k1P1P1P1/8/8/8/8/8/K7 w - - 100 150"
+    queens = "R6R/3Q4/1Q4Q1/4Q3/2Q4Q/Q4Q2/pp1Q4/kBNN1KB1 w - - 0 1"
+    text = documents.l_document(chess.Board(promotions))
+    assert text is not None
+    assert text.endswith("g7h8n g7h8q g7h8r")
+    question = len(squares.encode(chess_text.prompt_of(text)))
+    assert len(squares.encode(text)) == question + 2 * (3 + 8 * 4), "the king's, and eight ways to promote"
+    assert question + 2 * documents.L_MOVES <= 256
+    assert documents.l_document(chess.Board(queens)) is None
 
 
 def write_shard(folder: Path) -> None:
