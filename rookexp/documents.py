@@ -121,8 +121,8 @@ def p_document(
 def l_document(board: chess.Board) -> str | None:
     """A P document's question under another name, `L:`, and its answer: all legal moves, sorted by name.
 
-    None where these are more than L_MOVES. Published data has no such documents. They say where each piece can go, move by
-    move, without a choice.
+    None where these are more than L_MOVES. Published data has no such documents. They say where each piece can go, move
+    by move, without a choice.
     """
     moves = sorted(chess_text.legal_ucis(board))
     question = chess_text.p_prompt_padded(board.fen(en_passant="fen")).removeprefix("P")
