@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rookexp import door
+from rookexp.errors import ConfigError
 
 
 def main() -> None:
@@ -14,10 +15,19 @@ def main() -> None:
 
 
 def bench(config: dict[str, Any], run_folder: Path) -> None:
-    """Measures what is asked, prints each table, and adds them all to `report` at the end."""
+    """Measures what is asked, prints each table, and adds them all to `report` at the end.
+
+    Raises: ConfigError for what cannot be measured, or a folder that has an earlier benchmark in it.
+    """
     from rookexp.benchmark import report, runner, settings
 
     asked = settings.checked(config)
+    earlier = sorted(path.name for path in run_folder.glob("[!.]*") if path.is_dir())
+    if earlier:
+        raise ConfigError(
+            f"hydra.run.dir={run_folder}: has the workloads of an earlier benchmark ({', '.join(earlier)}); "
+            "allowed: a new folder; name another one or delete this one"
+        )
     try:
         section = runner.Runner(asked, config, run_folder, lambda text: print(text, flush=True)).run()
     except KeyboardInterrupt:

@@ -212,6 +212,14 @@ def test_the_door_adds_at_the_end_and_an_interrupted_run_nothing(
     assert (tmp_path / "page.md").read_text(encoding="utf-8") == "# Benchmarks\n" + "\n## a section\n" * 2
 
 
+def test_a_used_folder_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    config = composed("report=null", "against=[]", "parts=[step]")
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / "step-1m").mkdir()
+    with pytest.raises(ConfigError, match=rf"hydra.run.dir={tmp_path}: .* \(step-1m\); allowed: a new"):
+        bench.bench(config, tmp_path)
+
+
 # ---- sides ----------------------------------------------------------------------------------------------------------
 
 
