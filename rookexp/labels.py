@@ -38,8 +38,12 @@ def name_of(overrides: Sequence[str], *, job: int | None, task_name: str, folder
 
 
 def short(overrides: Sequence[str]) -> str:
-    """The overrides as one word, keys by their last part where no other ends so; "" where none says anything."""
-    pairs = [text.lstrip("+~").partition("=") for text in overrides if not is_secret(text)]
+    """The overrides as one word, keys by their last part where no other ends so; "" where none says anything.
+
+    Of a key that comes twice the last counts, as it does for Hydra: the first may be a recipe's (`recipes.taken_out`).
+    """
+    found = [text.lstrip("+~").partition("=") for text in overrides if not is_secret(text)]
+    pairs = [pair for i, pair in enumerate(found) if all(pair[0] != later[0] for later in found[i + 1 :])]
     pairs = [pair for pair in pairs if pair[0].split(".")[0] not in SILENT]
     last = [key.rpartition(".")[2] for key, *_ in pairs]
     words = [

@@ -16,6 +16,7 @@ FOLDER = Path("outputs/train/2026-01-02_03-04-05_b9a0c0")
     [
         ([], "train-b9a0c0"),
         (["optim.lr=2e-6", "+model.lora=8", "kl=adaptive"], "lr=2e-6,lora=8,kl=adaptive-b9a0c0"),
+        (["optim.lr=1.5e-4", "experiment=x", "optim=y", "optim.lr=8e-5"], "experiment=x,optim=y,lr=8e-5-b9a0c0"),
         (["kl.coef=0", "loss.coef=1", "~debug"], "kl.coef=0,loss.coef=1,debug-b9a0c0"),
         (["track=local", "track.wandb.mode=offline", "resume='x'", "task_name=z"], "train-b9a0c0"),
         (["hub.token=hush", "+wandb.api_key=hush", "steps=2"], "steps=2-b9a0c0"),
