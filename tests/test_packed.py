@@ -10,20 +10,16 @@ from test_generate import EOT, SETTINGS, equal, mixed_prompts, wild
 
 from rookexp import generate
 from rookexp.generate import sample
-from rookexp.models import packed
 from rookexp.models.packed import PackedLinear
 
 FOR_BF16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
-@pytest.mark.parametrize("every", [True, False])
-def test_a_packed_model_computes_what_the_model_computes(every: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if every:
-        monkeypatch.setattr(packed, "PACK_FROM", 0)
+def test_a_packed_model_computes_what_the_model_computes() -> None:
     model = wild()
     twin = model.packed()
     found = sum(isinstance(module, PackedLinear) for module in twin.modules())
-    assert found == (1 + 4 * model.config.n_layer if every else 1)  # the head is always packed
+    assert found == 1 + 4 * model.config.n_layer  # with the head
     tokens = torch.randint(model.config.vocab_size, (3, 20), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = model.logits(model.hidden(tokens))
@@ -37,7 +33,6 @@ def test_a_packed_model_computes_what_the_model_computes(every: bool, monkeypatc
 def test_samples_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     model, prompts = wild(), mixed_prompts()
     plain = sample(model, prompts, range(64), SETTINGS[2], EOT)
-    monkeypatch.setattr(packed, "PACK_FROM", 0)
     monkeypatch.setattr(generate, "PACK_FROM_STEPS", 1)
     seen = []
     pack = model.packed

@@ -151,10 +151,10 @@ class GPT2(nn.Module):
             q, k, v = block.qkv(x)
             x = block.finish(x, joined(attention(q, k, v)))
             own_q, own_k, own_v = block.heads(padded(block.c_attn(block.ln_1(y))))
-            keys, values = torch.cat((k[owner], own_k), 2), torch.cat((v[owner], own_v), 2)
-            y = block.finish(y, joined(attention(own_q, keys, values, mask)).flatten(0, 1)[at])
+            keys, values = (torch.cat((z.index_select(0, owner), own), 2) for z, own in ((k, own_k), (v, own_v)))
+            y = block.finish(y, joined(attention(own_q, keys, values, mask)).flatten(0, 1).index_select(0, at))
         last = x[torch.arange(len(prompts), device=x.device), lengths - 1]
-        return self.ln_f(torch.cat((last[owner, None], padded(y)), 1))
+        return self.ln_f(torch.cat((last.index_select(0, owner)[:, None], padded(y)), 1))
 
     def logits(self, hidden: Float[Tensor, "*n d"]) -> Float[Tensor, "*n v"]:
         """Logits over the vocabulary."""
@@ -176,7 +176,7 @@ class GPT2(nn.Module):
 
     def _copied(self, dtype: torch.dtype) -> GPT2:
         """A copy whose products are computed from weights of their own in `dtype`, whatever the caller's autocast."""
-        twin = cast("GPT2", with_packed_layers(self, partial(CopiedLinear, dtype=dtype), every=True))
+        twin = cast("GPT2", with_packed_layers(self, partial(CopiedLinear, dtype=dtype)))
         twin.packed_head = CopiedLinear(self.head_weight, None, dtype)
         return twin
 

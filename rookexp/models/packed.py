@@ -10,7 +10,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-PACK_FROM = 2**18  # numbers in a matrix; a smaller one stays in the cache, where packing gains nothing
 ROWS = 32  # rows for which the layout is chosen; it serves any number
 
 
@@ -56,15 +55,11 @@ def packing(weight: Tensor) -> Callable[[Tensor, Tensor | None], nn.Module] | No
     return lambda weight, bias: PackedLinear(weight, bias, dtype)
 
 
-def with_packed_layers(
-    module: nn.Module, pack: Callable[[Tensor, Tensor | None], nn.Module], *, every: bool = False
-) -> nn.Module:
-    """A copy of `module` that shares its weights, but for those of its large or `every` linear layers: these packed."""
+def with_packed_layers(module: nn.Module, pack: Callable[[Tensor, Tensor | None], nn.Module]) -> nn.Module:
+    """A copy of `module` that shares its weights, but for those of its linear layers: these packed."""
     twin = copy.copy(module)
     twin._modules = {
-        name: pack(child.weight, child.bias)
-        if isinstance(child, nn.Linear) and (every or child.weight.numel() > PACK_FROM)
-        else with_packed_layers(child, pack, every=every)
+        name: pack(child.weight, child.bias) if isinstance(child, nn.Linear) else with_packed_layers(child, pack)
         for name, child in module._modules.items()
         if child is not None
     }

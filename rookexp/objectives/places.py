@@ -26,7 +26,7 @@ class Places:
     def hidden(self, policy: Policy) -> Float[Tensor, "m d"]:
         """The hidden state that predicts each token."""
         hidden = policy.hidden_after(self.prompts, self.lengths, self.owner, self.completions, self.sizes)
-        return hidden[self.row, self.column]
+        return hidden.flatten(0, 1).index_select(0, self.row * hidden.shape[1] + self.column)
 
 
 def completions_of(rows: Experience, at: Int[Tensor, " m"]) -> Places:
