@@ -215,7 +215,7 @@ def cpu_bf16_speedup() -> float:
 def keep_freed_memory() -> bool:
     """Has glibc keep large freed blocks of this process for the next tensors; False where there is no glibc to ask."""
     # By default a block above 32 MiB goes back to the system when it is freed, and so does the end of the heap, and the
-    # next step pays for every page anew: two thirds of the head's time at 124 M parameters.
+    # next step pays for every page anew: at 124 M parameters more than half of the head's time.
     if sys.platform != "linux":
         return False
     try:

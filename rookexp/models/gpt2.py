@@ -151,6 +151,7 @@ class GPT2(nn.Module):
             q, k, v = block.qkv(x)
             x = block.finish(x, joined(attention(q, k, v)))
             own_q, own_k, own_v = block.heads(padded(block.c_attn(block.ln_1(y))))
+            # index_select, because its backward adds rows in parallel on a CPU, and that of z[owner] one by one.
             keys, values = (torch.cat((z.index_select(0, owner), own), 2) for z, own in ((k, own_k), (v, own_v)))
             y = block.finish(y, joined(attention(own_q, keys, values, mask)).flatten(0, 1).index_select(0, at))
         last = x[torch.arange(len(prompts), device=x.device), lengths - 1]
