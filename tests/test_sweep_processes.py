@@ -135,12 +135,14 @@ def test_two_workers_of_joblib(root: Path, tmp_path: Path) -> None:
 
 
 KILLED = """
-import os
+import os, time
 from rookexp import track, train
 log = track.JsonlTracker.log
 def last(self, step, values):
     log(self, step, values)
     if step == 3 and self.folder.name == "1":
+        while not (self.folder / "checkpoints" / "step-000002").exists():  # it is written beside the training
+            time.sleep(0.01)
         os._exit(9)
 track.JsonlTracker.log = last
 train.main()
