@@ -168,6 +168,7 @@ def greedy(model: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int
     return sample(model, prompts, [0] * len(prompts), sampling, eot_id)
 
 
+@torch.inference_mode()  # without autograd's bookkeeping a tenth of the time at small sizes
 def _one_by_one(
     model: Decoder,
     cache: Cache,
@@ -210,6 +211,7 @@ def _replayed(batch: Batch, steps: int) -> tuple[Tensor, Tensor]:
     return batch.drawn[:, :steps], batch.logprobs[:, :steps]
 
 
+@torch.inference_mode()
 def _by_lookup(
     model: Decoder,
     cache: Cache,
@@ -304,5 +306,5 @@ def _assemble(
     prompt = F.pad(prompt_tokens, (0, len(columns) - prompt_tokens.shape[1]), value=eot_id)
     tokens = drawn.gather(1, source).where(mask, prompt.repeat_interleave(group_size, 0))
     truncated = drawn.gather(1, counts - 1)[:, 0] != eot_id
-    forwards = counts[:, 0] if forwards is None else forwards
+    forwards = counts[:, 0] if forwards is None else forwards.clone()  # no longer a tensor of inference mode
     return Samples(tokens, mask, logprobs.gather(1, source).where(mask, 0.0), truncated, forwards)

@@ -155,9 +155,13 @@ def pretended_gpu() -> Iterator[Waits]:
     swaps, lifts = torch.__future__.get_swap_module_params_on_conversion(), torch._C._only_lift_cpu_tensors()
     torch.__future__.set_swap_module_params_on_conversion(True)  # else module.to cannot change a parameter's kind
     torch._C._set_only_lift_cpu_tensors(True)  # else torch.tensor(..., device=NAME) asks no mode
+    mode = torch.inference_mode
+    begin, end = mode.__enter__, mode.__exit__
+    mode.__enter__ = mode.__exit__ = lambda *_: None  # type: ignore[method-assign,assignment]  # this kind has no such
     try:
         with Device() as device:
             yield device.waits
     finally:
         torch.__future__.set_swap_module_params_on_conversion(swaps)
         torch._C._set_only_lift_cpu_tensors(lifts)
+        mode.__enter__, mode.__exit__ = begin, end  # type: ignore[method-assign]
