@@ -17,7 +17,6 @@ from rookexp.errors import DataError
 from rookexp.lookup import guess
 
 COMPACT_BELOW = 0.9  # copy the cache to fewer rows once it shrinks to this share: cheaper than a step of dead rows
-PACK_FROM_STEPS = 32  # fewer forwards do not earn the time that packing the weights takes
 LOOK_EVERY = {"cpu": 1, "cuda": 8}  # tokens between two looks at which rows have ended; on a GPU a look waits for it
 
 
@@ -144,8 +143,7 @@ def sample(
     prompt_tokens = torch.tensor(padded, device=device)  # (P, S)
 
     replays = model.replays if sampling.blind else None
-    if replays is not None or (steps >= PACK_FROM_STEPS and len(seeds) > 1):
-        model = model.packed()
+    model = model.packed()
     # The last token drawn is never fed back, hence steps - 1; a guess may reach past a row's end; replays have room.
     capacity = steps - 1 + (sampling.lookup + 1 if sampling.lookup else 0) if replays is None else 0
     hidden, cache = model.prefill(prompt_tokens, prompt_lengths, group_size, capacity)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from test_generate import EOT, SETTINGS, equal, mixed_prompts, wild
 
-from rookexp import generate
 from rookexp.generate import sample
 from rookexp.models.packed import PackedLinear
 
@@ -32,10 +31,9 @@ def test_a_packed_model_computes_what_the_model_computes() -> None:
 
 def test_samples_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     model, prompts = wild(), mixed_prompts()
+    seen, pack = [], model.packed
+    monkeypatch.setattr(model, "packed", lambda: model)
     plain = sample(model, prompts, range(64), SETTINGS[2], EOT)
-    monkeypatch.setattr(generate, "PACK_FROM_STEPS", 1)
-    seen = []
-    pack = model.packed
     monkeypatch.setattr(model, "packed", lambda: seen.append(1) or pack())
     equal(sample(model, prompts, range(64), SETTINGS[2], EOT), plain)
     equal(sample(model, prompts, range(64), dataclasses.replace(SETTINGS[2], lookup=3), EOT), plain)

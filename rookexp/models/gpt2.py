@@ -192,8 +192,8 @@ class GPT2(nn.Module):
         keys, values = [], []
         for block in self.blocks:
             q, k, v = block.qkv(x)
-            keys.append(k)
-            values.append(v)
+            keys.append(k.float())
+            values.append(v.float())
             x = block.finish(x, joined(attention(q, k, v)))
         last = x[torch.arange(len(tokens), device=tokens.device), lengths - 1]
         return self.ln_f(last), KVCache(torch.stack(keys), torch.stack(values), lengths, group_size, capacity)

@@ -11,8 +11,8 @@ class KVCache:
     """Keys and values of P prompts, held once each, and of the tokens that N rows, a group a prompt, have added since.
 
     Rows that add their tokens in step, as `decode` has them, leave no gaps: no mask, no scattered writes. After
-    `decode_ahead` each row has its own count of tokens. Attended in fp32: scores rounded to bf16 part the sampler from
-    the training forward. What rows add is kept in the dtype of the keys, which loses nothing and is read sooner.
+    `decode_ahead` each row has its own count of tokens. Kept and attended in fp32: scores rounded to bf16 part the
+    sampler from the training forward.
     """
 
     def __init__(
@@ -24,11 +24,11 @@ class KVCache:
         capacity: int,
     ) -> None:
         layers, prompts, heads, size, width = prompt_keys.shape
-        self.prompt_keys = prompt_keys.float()
-        self.prompt_values = prompt_values.float()
+        self.prompt_keys = prompt_keys
+        self.prompt_values = prompt_values
         self.lengths = lengths  # (P,) tokens of each prompt
         padding = torch.arange(size, device=lengths.device) >= lengths[:, None]
-        self.bias = self.prompt_keys.new_zeros(prompts, 1, 1, size).masked_fill_(padding[:, None, None], -torch.inf)
+        self.bias = prompt_keys.new_zeros(prompts, 1, 1, size).masked_fill_(padding[:, None, None], -torch.inf)
         self.keys = prompt_keys.new_empty(layers, prompts * group_size, heads, capacity, width)
         self.values = torch.empty_like(self.keys)
         self.added = 0  # tokens that the row with the most of them has added
@@ -75,15 +75,15 @@ class KVCache:
     def attend_ahead(self, layer: int, q: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> Float[Tensor, "n h m w"]:
         """`attend` for M tokens a row, which go to the cache's `slots` (N, M) and see the slots up to their own."""
         rows = torch.arange(len(q), device=q.device)[:, None]
-        self.keys[layer, rows, :, slots] = k.transpose(1, 2)
-        self.values[layer, rows, :, slots] = v.transpose(1, 2)
+        self.keys[layer, rows, :, slots] = k.transpose(1, 2).to(self.keys.dtype)
+        self.values[layer, rows, :, slots] = v.transpose(1, 2).to(self.values.dtype)
         size = self.added + slots.shape[1]
         later = torch.arange(size, device=q.device) > slots[:, None, :, None]  # (N, 1, M, A)
         return self._attended(layer, q, size, later)
 
     def _attended(self, layer: int, q: Tensor, size: int, hidden: Tensor | None) -> Float[Tensor, "n h m w"]:
         """The heads' values from the prompts and the first `size` added slots, less those that are `hidden`."""
-        keys, values = (x[layer, :, :, :size].float() for x in (self.keys, self.values))  # (N, H, A, D/H)
+        keys, values = (x[layer, :, :, :size] for x in (self.keys, self.values))  # (N, H, A, D/H)
         query = q.float() * q.shape[-1] ** -0.5
         m = q.shape[2]
         with torch.autocast(q.device.type, enabled=False):
