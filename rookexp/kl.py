@@ -31,7 +31,7 @@ def forward(logp: Float[Tensor, "*n v"], logq: Float[Tensor, "*n v"]) -> Float[T
     Source: Kullback and Leibler 1951.
     """
     p = logp.exp()
-    return _not_below_zero(torch.linalg.vecdot(p, torch.where(p > 0, logp - logq, 0.0)))
+    return _not_below_zero((p * torch.where(p > 0, logp - logq, 0.0)).sum(-1))
 
 
 def reverse(logp: Float[Tensor, "*n v"], logq: Float[Tensor, "*n v"]) -> Float[Tensor, "*n"]:

@@ -23,7 +23,7 @@ def guess(text: Int[Tensor, "n w"], lengths: Int[Tensor, " n"], count: int) -> I
     back = torch.arange(LAST, 0, -1, device=text.device)
     end = text.gather(1, (lengths[:, None] - back).clamp(min=0))  # (N, 8)
     before = F.pad(text, (LAST, 0), value=-1).unfold(1, LAST, 1)[:, :-1]  # (N, W, 8) tokens before each column
-    alike = (before == end[:, None]).float() @ (LAST + 1.0 - back)
+    alike = ((before == end[:, None]) * (LAST + 1 - back)).sum(-1)  # (N, W)
     possible = (columns > 0) & (columns < lengths[:, None])
     start = (alike * len(columns) + columns).masked_fill_(~possible, -1).argmax(1, keepdim=True)
     return text.gather(1, start + torch.arange(count, device=text.device) % (lengths[:, None] - start))

@@ -93,16 +93,17 @@ class _TokenStats(torch.autograd.Function):
         dtype = torch.promote_types(ctx.product, torch.float32)
         logprobs, entropy, kl, ref_logprobs, forward_kl = torch.empty(5, len(hidden), dtype=dtype, device=hidden.device)
         logp = logq = None
-        for rows in parts(len(hidden), chunk):
-            logp = _log_softmax(hidden[rows], weight, temperature[rows])  # (C, V)
-            logprobs[rows] = logp.gather(1, targets[rows, None])[:, 0]
-            p = logp.exp()
-            entropy[rows] = -torch.linalg.vecdot(p, logp)
-            if divergence is not None:
-                logq = _log_softmax(ref_hidden[rows], ref_weight, temperature[rows])
-                ref_logprobs[rows] = logq.gather(1, targets[rows, None])[:, 0]
-                kl[rows] = divergence(logp, logq)
-                forward_kl[rows] = torch.linalg.vecdot(p, logp - logq)
+        with torch.autocast(device, enabled=False):  # which would compute dot products in its own dtype, these, too
+            for rows in parts(len(hidden), chunk):
+                logp = _log_softmax(hidden[rows], weight, temperature[rows])  # (C, V)
+                logprobs[rows] = logp.gather(1, targets[rows, None])[:, 0]
+                p = logp.exp()
+                entropy[rows] = -torch.linalg.vecdot(p, logp)
+                if divergence is not None:
+                    logq = _log_softmax(ref_hidden[rows], ref_weight, temperature[rows])
+                    ref_logprobs[rows] = logq.gather(1, targets[rows, None])[:, 0]
+                    kl[rows] = divergence(logp, logq)
+                    forward_kl[rows] = torch.linalg.vecdot(p, logp - logq)
         # Backward begins with the last chunk: kept till then it is not computed again, and the most that is alive at a
         # time is what it is anyway.
         ctx.last = logp, logq

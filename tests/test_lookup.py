@@ -31,6 +31,14 @@ def test_guesses_what_followed_a_like_place() -> None:
     assert both.tolist() == [[2, 3], [6, 5]]
 
 
+def test_autocast_changes_no_guess() -> None:
+    text = torch.randint(20, (50, 1000), generator=torch.Generator().manual_seed(0))
+    lengths = torch.full((50,), 990)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = guess(text, lengths, 8)
+    assert torch.equal(rounded, guess(text, lengths, 8))
+
+
 @pytest.mark.parametrize("ahead", [1, 5])
 @pytest.mark.parametrize("sampling", SETTINGS, ids=name)
 def test_draws_what_decoding_one_by_one_draws(sampling: Sampling, ahead: int) -> None:

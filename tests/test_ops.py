@@ -283,6 +283,26 @@ def test_autocast_multiplies_in_bf16_and_does_the_rest_in_float32():
         assert ((got - want).norm() / want.norm()).item() < 0.02  # bf16 keeps 8 bits
 
 
+@pytest.mark.parametrize("divergence", [kl.forward, kl.reverse, kl.symmetric])
+def test_autocast_rounds_no_entropy_and_no_divergence(divergence):
+    """From the same bf16 logits float64 gives the same, of a reference so near that bf16 would lose its divergence."""
+    x = inputs(torch.float32, m=40, d=32, v=60)
+    hidden, weight = x["hidden"].detach(), x["head_weight"].detach()
+    noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
+    x |= {"ref_hidden": hidden, "ref_head_weight": weight + 0.01 * noise}
+    heat = x["temperature"][:, None].double()
+    heads = weight, x["ref_head_weight"]
+    logp, logq = (((hidden.bfloat16() @ w.bfloat16().T).double() / heat).log_softmax(1) for w in heads)
+    with torch.autocast("cpu", torch.bfloat16):
+        stats = ops.token_stats(**x, divergence=divergence, chunk=16)
+        alone = divergence(logp.float(), logq.float())
+    expected = divergence(logp, logq)
+    assert 1e-6 < expected.median() < 1e-2
+    torch.testing.assert_close(stats.entropy.double(), -(logp.exp() * logp).sum(1), rtol=0, atol=1e-5)
+    for got, want in ((stats.kl, expected), (alone, expected), (stats.forward_kl, kl.forward(logp, logq))):
+        torch.testing.assert_close(got.double(), want, rtol=0.01, atol=1e-7)
+
+
 def test_a_bf16_model_gets_bf16_gradients_and_float32_statistics():
     x = inputs(torch.bfloat16, m=6)
     stats = fused(x, kl.forward, 4)
