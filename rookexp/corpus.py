@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -95,7 +97,7 @@ class Corpus:
         from rich.progress import Progress
 
         workers = min(self.processes, len(missing))
-        with Progress() as progress, ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        with Progress() as progress, ProcessPoolExecutor(workers, get_context("spawn"), end_with_parent) as pool:
             bar = progress.add_task("shards", total=len(jobs), completed=len(jobs) - len(missing))
             try:
                 for done in as_completed([pool.submit(annotate.run_job, job) for job in missing]):
@@ -136,6 +138,8 @@ class Corpus:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+            if not isinstance(known, dict):
+                raise ValueError("no JSON object")
             for key, value in settings.items():
                 if known.get(key, value) != value:
                     raise DataError(
@@ -145,3 +149,15 @@ class Corpus:
             path.write_text(json.dumps(known | dict(settings), indent=2) + "\n", encoding="utf-8")
         except (OSError, ValueError) as error:
             raise DataError(f"{path}: cannot be read or written ({error})") from error
+
+
+def end_with_parent() -> None:
+    """Has this process of a pool, and so its engine, end at once when the one that began it is killed."""
+
+    def watch() -> None:
+        parent = parent_process()
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

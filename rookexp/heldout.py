@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,15 @@ def read_documents(file: Path) -> list[str]:
     not what follows its move.
     """
     if file.suffix in (".jsonl", ".parquet") and file.is_file():
-        texts = [text for shard in shards.find(str(file), None, "*", "text") for text in shard.read(range(len(shard)))]
-        if None in texts:
-            raise DataError(f"{file}, row {texts.index(None) + 1}: no `text` in it")
-        return [whole(text) for text in texts if text is not None]
+        (shard,) = shards.find(str(file), None, "*", "text")
+        rows = range(len(shard))
+        return _each(file, map(shard.place, rows), shard.read(rows))
     try:
         text = file.read_text(encoding="utf-8-sig")
         if file.suffix != ".json":
-            return [whole(line) for line in text.splitlines() if line.strip()]
+            lines = text.splitlines()
+            places = [f"line {number + 1}" for number in range(len(lines))]
+            return [document for document in _each(file, places, lines) if document]
         return [whole_document(row) for row in json.loads(text)]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
@@ -41,12 +42,25 @@ def read_documents(file: Path) -> list[str]:
         ) from error
 
 
+def _each(file: Path, places: Iterable[str], texts: Sequence[str | None]) -> list[str]:
+    """The document of each text, "" where it is blank. Raises: DataError for none or several, with the text's place."""
+    found = []
+    for place, text in zip(places, texts, strict=True):
+        try:
+            if text is None:
+                raise ValueError("no `text` in it")
+            found.append(whole(text))
+        except ValueError as error:
+            raise DataError(f"{file}, {place}: {error}") from error
+    return found
+
+
 def whole_document(row: dict[str, Any]) -> str:
     """The A document of a JSON row with `prompt` and `expected_fen`.
 
     Raises: ValueError where these do not fit together.
     """
-    asked = chess_text.parse_a_prompt(row["prompt"])
+    asked = chess_text.parse_a_prompt(row["prompt"]) if isinstance(row["prompt"], str) else None
     if asked is None or chess_text.board_of(asked.fen) is None:
         raise ValueError(f"not an A prompt: {row['prompt']!r}")
     outcome = chess_text.transition(asked.fen, asked.move, legality="legacy")

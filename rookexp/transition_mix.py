@@ -20,7 +20,7 @@ from rookexp.tasks import positions
 RARE = ("mate", "draw", "promotion")  # found in constructed endgames
 SPECIAL = ("castling", "en_passant")  # found in games of many pawn moves
 SPECIAL_PLIES = 40
-ATTEMPTS = 5000  # games in a row that give nothing new: there are no more such prompts
+ATTEMPTS = 20_000  # games in a row that give nothing new: there are no more such prompts
 
 
 class TransitionMix:
@@ -112,7 +112,8 @@ class TransitionMix:
             idle = 0 if left.total() < before else idle + 1
             if idle == ATTEMPTS:
                 kinds = ", ".join(sorted({kind for (kind, _), count in left.items() if count}))
-                raise DataError(f"transitions: no further {kinds} in {ATTEMPTS} games; ask fewer rows or other shares")
+                remedy = "ask fewer rows, other shares or another seed"
+                raise DataError(f"transitions: no further {kinds} in {ATTEMPTS} games; {remedy}")
         return found
 
     def _games(self, kinds: set[str], rng: random.Random) -> Iterator[tuple[str, Iterator[a_documents.Candidate]]]:

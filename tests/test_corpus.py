@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import stat
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import chess
 import pytest
+from pretenders import Moody
+from test_engine_pool import gone
 
 from rookexp import a_documents, annotate
 from rookexp.annotate import AnnotateJob, shard_path
@@ -131,9 +137,10 @@ def test_shards_of_other_settings_are_not_mixed(tmp_path: Path) -> None:
     notes.write_text(json.dumps(json.loads(notes.read_text()) | {"engine": "Stockfish 1"}))
     with pytest.raises(DataError, match="engine=Stockfish 1, not Crash 1"):
         corpus(tmp_path, engine_path=crashing(tmp_path)).annotate()
-    notes.write_text("{")
-    with pytest.raises(DataError, match="annotations.json: cannot be read"):
-        corpus(tmp_path, engine_path=crashing(tmp_path)).annotate()
+    for text in ("{", "[1]"):
+        notes.write_text(text)
+        with pytest.raises(DataError, match="annotations.json: cannot be read"):
+            corpus(tmp_path, engine_path=crashing(tmp_path)).annotate()
 
 
 def test_a_failing_engine_is_one_error_and_finished_shards_stay(tmp_path: Path) -> None:
@@ -149,6 +156,36 @@ def test_a_killed_process_is_one_error(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(annotate, "run_job", die)
     with pytest.raises(EngineError, match="was killed; finished shards are kept"):
         corpus(tmp_path, engine_path=crashing(tmp_path)).annotate()
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_processes_end_with_the_one_that_began_them(tmp_path: Path, end: signal.Signals) -> None:
+    moody = Moody(tmp_path)
+    moody.moods("hang hang")
+    script = "import sys; sys.path[:0] = sys.argv[1:3]; from pathlib import Path; import test_corpus as t\n"
+    script += "if __name__ == '__main__': t.corpus(Path(sys.argv[3]), engine_path=sys.argv[4], processes=2).annotate()"
+    file, root = tmp_path / "made.py", Path(__file__).parent
+    file.write_text(script)
+    command = [sys.executable, str(file), str(root), str(root.parent), str(tmp_path / "made"), moody.path]
+    engines: list[int] = []
+    workers: list[int] = []
+    try:
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            while len(engines) < 2:
+                assert process.poll() is None
+                engines = [pid for pid, _, _ in moody.asked()]
+                time.sleep(0.02)
+            workers = [int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in engines]
+            process.send_signal(end)
+        begun = time.monotonic()
+        while not all(gone(pid) for pid in workers):
+            assert time.monotonic() - begun < 10
+            time.sleep(0.02)
+    finally:
+        for pid in engines:  # these pretenders are asleep; a real engine ends with its input
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    assert len(set(workers)) == 2
 
 
 def test_documents_of_a_missing_shard_say_what_to_type(tmp_path: Path) -> None:

@@ -226,7 +226,7 @@ BIG_BENCH = {
 
 def test_big_benchs_layout_is_read_and_what_is_no_problem_is_named(tmp_path: Path) -> None:
     path = tmp_path / "task.json"
-    path.write_text(json.dumps(BIG_BENCH))
+    path.write_text(json.dumps(BIG_BENCH), encoding="utf-8-sig")
     problems, skipped = mates.read(path)
     assert [(problem.target, problem.mates) for problem in problems] == [
         ("d8h4", ("d8h4",)),

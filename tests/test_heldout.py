@@ -53,7 +53,7 @@ def test_documents_are_told_apart_by_task(tmp_path) -> None:
 
 def test_rows_as_the_data_sets_have_them_are_documents(tmp_path) -> None:
     end, bare = chess_text.END_OF_TEXT, A_DOCUMENTS[0].removeprefix("A: ")
-    rows = [f"{end}{P_DOCUMENT}", f"{P_DOCUMENT}\u00a0 ", bare, f"{A_DOCUMENTS[1]}{end}{P_DOCUMENT}"]
+    rows = [f"{end}{P_DOCUMENT}", f"{P_DOCUMENT}\u00a0 ", bare, f"{end} {A_DOCUMENTS[1]}{end}"]
     documents = [P_DOCUMENT, P_DOCUMENT, *A_DOCUMENTS[:2]]
     (tmp_path / "a.txt").write_text("\r\n".join(rows), encoding="utf-8-sig")
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": row, "id": 1}) for row in rows))
@@ -71,7 +71,9 @@ def test_rows_as_the_data_sets_have_them_are_documents(tmp_path) -> None:
         ("a.json", "[1]", "no documents can be read"),
         ("a.json", '[{"prompt": "A: x+e2e4+e2e4+", "expected_fen": "y"}]', "not an A prompt"),
         ("a.json", json.dumps([rows_of(A_DOCUMENTS[0])[0] | {"expected_fen": "y"}]), "'y' does not follow"),
-        ("a.jsonl", '{"text": "x"}\n{"prompt": "x"}\n', r"a\.jsonl, row 2: no `text` in it"),
+        ("a.jsonl", '{"text": "x"}\n{"prompt": "x"}\n', r"a\.jsonl, line 2: no `text` in it"),
+        ("a.txt", f"\n{P_DOCUMENT}<|endoftext|>{P_DOCUMENT}\n", r"a\.txt, line 2: 2 documents in a row"),
+        ("a.json", '[{"prompt": 5, "expected_fen": "x"}]', "not an A prompt: 5"),
         ("a.jsonl", None, r"a\.jsonl: no documents can be read"),
         ("a.parquet", "nonsense", r"a\.parquet: cannot be read"),
         ("a.txt", "", "no documents in it"),

@@ -135,7 +135,7 @@ def test_rows_that_are_no_documents_are_counted_listed_and_never_asked(tmp_path:
     assert counts["repeated"] + counts["of another split or not needed"] >= 2
     assert counts.total() == len(TEXTS) + len(bad) + 5
     assert len(task.reading.malformed) == 5
-    assert all("train.jsonl, row " in row for row in task.reading.malformed)
+    assert all("train.jsonl, line " in row for row in task.reading.malformed)
     assert f"{len(bad) + 2} malformed" in task.notes()[0]
     clean = task_of(HERE)
     assert {p.text for s in range(20) for p in task.select(s)} == {p.text for s in range(20) for p in clean.select(s)}

@@ -44,7 +44,7 @@ def read(file: Path) -> tuple[list[Problem], list[str]]:
     Raises: DataError where the file cannot be read or has no problem in it.
     """
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
         rows: list[Any] = (
             json.loads(text)["examples"]
             if file.suffix == ".json"

@@ -242,6 +242,10 @@ def whole(text: str) -> str:
     """The document of a data set's row: what stands before or between ends of text, less outer spaces.
 
     Seven fields without `A: ` get it: some data sets have their A documents so.
+    Raises: ValueError for several documents.
     """
-    text = text.removeprefix(END_OF_TEXT).split(END_OF_TEXT, 1)[0].strip()
+    documents = [part.strip() for part in text.split(END_OF_TEXT) if part.strip()]
+    if len(documents) > 1:
+        raise ValueError(f"{len(documents)} documents in a row, with {END_OF_TEXT} between; give each a row of its own")
+    text = "".join(documents)
     return f"A: {text}" if text.count("+") == 6 and not text.startswith(("P: ", "A: ")) else text

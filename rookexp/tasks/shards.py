@@ -30,6 +30,9 @@ class Shard(Protocol):
     def read(self, rows: Sequence[int]) -> list[str | None]:
         """The text of each of these rows, which ascend; None where a row has none."""
 
+    def place(self, row: int) -> str:
+        """Where a person finds the row in the file, counted from 1."""
+
 
 class Lines:
     """A text file, one document a line, or JSON lines with a text under `column`; only the lines' places are kept."""
@@ -37,12 +40,13 @@ class Lines:
     def __init__(self, path: Path, column: str) -> None:
         self.path = path
         self.column = column
-        self.places = array("Q")
+        self.places, self.numbers = array("Q"), array("Q")
         with path.open("rb") as file:
             place = 0
-            for line in file:
+            for number, line in enumerate(file, start=1):
                 if line.strip():
                     self.places.append(place)
+                    self.numbers.append(number)
                 place += len(line)
 
     def __len__(self) -> int:
@@ -56,6 +60,10 @@ class Lines:
                 file.seek(self.places[row])
                 texts.append(self._text(file.readline().decode("utf-8-sig", errors="replace")))
         return texts
+
+    def place(self, row: int) -> str:
+        """Its line, blank ones counted."""
+        return f"line {self.numbers[row]}"
 
     def _text(self, line: str) -> str | None:
         if self.path.suffix != ".jsonl":
@@ -105,6 +113,10 @@ class Parquet:
                 raise DataError(f"{self.path}, row {row + 1}: {_damaged(error)}") from error
             texts.append(text if isinstance(text, str) else None)
         return texts
+
+    def place(self, row: int) -> str:
+        """Its row."""
+        return f"row {row + 1}"
 
 
 def find(data: str, revision: str | None, files: str, column: str) -> list[Shard]:
@@ -161,7 +173,7 @@ def download(repo: str, revision: str | None, files: str) -> Path:
 
 
 def shuffled(shards: Sequence[Shard], seed: str) -> Iterator[tuple[str, str | None]]:
-    """Every row of all files once, as `file, row N` and its text, in an order drawn uniformly from all orders.
+    """Every row of all files once, as `file, its place` and its text, in an order drawn uniformly from all orders.
 
     Rows are fetched as they are asked for; the memory grows with those that were, not with the files.
     """
@@ -174,8 +186,8 @@ def shuffled(shards: Sequence[Shard], seed: str) -> Iterator[tuple[str, str | No
             inside = [row for row in ascending if start <= row < end]
             texts.update(zip(inside, shard.read([row - start for row in inside]), strict=True))
         for row in window:
-            place = bisect_right(starts, row) - 1
-            yield f"{shards[place].path.name}, row {row - starts[place] + 1}", texts[row]
+            at = bisect_right(starts, row) - 1
+            yield f"{shards[at].path.name}, {shards[at].place(row - starts[at])}", texts[row]
 
 
 def permuted(count: int, rng: random.Random) -> Iterator[int]:
