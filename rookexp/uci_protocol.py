@@ -184,7 +184,9 @@ class Engine:
             return
         for word in words[at + 1 :]:
             try:
-                board.push_uci(word.lower())
+                if not board.push_uci(word.lower()):
+                    board.pop()
+                    raise ValueError("a null move")
             except ValueError:
                 self.tell(f"no legal move: {word}; it and what follows it is left out")
                 break

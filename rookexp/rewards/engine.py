@@ -110,7 +110,7 @@ class Stockfish:
                 return sorted(lines, key=lambda line: -line.eval_cp)
         raise EngineError(
             f"{self.path} gave {len(lines)} of {wanted} lines on {board.fen()!r}{f' after {only}' if only else ''} "
-            f"with {self.limit}: raise the limit (nodes or depth; engine_nodes of an evaluation)"
+            f"with {self.limit}: raise the limit (nodes, depth; an evaluation has engine_nodes) or give another engine"
         )
 
     def close(self) -> None:
