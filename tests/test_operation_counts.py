@@ -44,10 +44,11 @@ class Counts(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        given = [x for x in tree_iter((args, kwargs)) if isinstance(x, Tensor)]
-        old = {x.untyped_storage().data_ptr() for x in given}
-        for x in tree_iter(out):
-            if not isinstance(x, Tensor) or x.untyped_storage().data_ptr() in old:
+        given, new = ([x for x in tree_iter(part) if isinstance(x, Tensor)] for part in ((args, kwargs), out))
+        # Packed weights show no storage; whether there are any depends on the machine.
+        old = {x.untyped_storage().data_ptr() for x in given if not x.is_mkldnn}
+        for x in new:
+            if x.is_mkldnn or x.untyped_storage().data_ptr() in old:
                 continue
             size = x.untyped_storage().nbytes()
             self.bytes, self.largest = self.bytes + size, max(self.largest, size)
