@@ -15,7 +15,7 @@ from typing import Any
 
 import chess
 import pytest
-from pretenders import Moody
+from pretenders import uci
 from test_engine_pool import gone
 
 from rookexp import a_documents, annotate
@@ -160,20 +160,21 @@ def test_a_killed_process_is_one_error(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 def test_processes_end_with_the_one_that_began_them(tmp_path: Path, end: signal.Signals) -> None:
-    moody = Moody(tmp_path)
-    moody.moods("hang hang")
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    asleep = uci(tmp_path, f"open({str(seen)!r} + f'/{{os.getpid()}}', 'w').close(); time.sleep(60)")
     script = "import sys; sys.path[:0] = sys.argv[1:3]; from pathlib import Path; import test_corpus as t\n"
     script += "if __name__ == '__main__': t.corpus(Path(sys.argv[3]), engine_path=sys.argv[4], processes=2).annotate()"
     file, root = tmp_path / "made.py", Path(__file__).parent
     file.write_text(script)
-    command = [sys.executable, str(file), str(root), str(root.parent), str(tmp_path / "made"), moody.path]
+    command = [sys.executable, str(file), str(root), str(root.parent), str(tmp_path / "made"), asleep]
     engines: list[int] = []
     workers: list[int] = []
     try:
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
             while len(engines) < 2:
                 assert process.poll() is None
-                engines = [pid for pid, _, _ in moody.asked()]
+                engines = [int(path.name) for path in seen.iterdir()]
                 time.sleep(0.02)
             workers = [int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in engines]
             process.send_signal(end)
@@ -182,7 +183,7 @@ def test_processes_end_with_the_one_that_began_them(tmp_path: Path, end: signal.
             assert time.monotonic() - begun < 10
             time.sleep(0.02)
     finally:
-        for pid in engines:  # these pretenders are asleep; a real engine ends with its input
+        for pid in engines:  # these are asleep; a real one ends with its input
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     assert len(set(workers)) == 2
