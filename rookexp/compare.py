@@ -167,7 +167,7 @@ def table(comparison: Comparison, *, short: bool = False, wraps: bool = False) -
         behind = [wording.number(point.interval(name).value) for name in figures]
         behind += [f"{sum(judged)}/{len(judged)}" if judged else "-", duration(seconds) if seconds >= 0 else "-"]
         made.add_row(
-            point.name,
+            escape(point.name),
             *([escape(text(point.settings[key])) for key in own] or [escape(wording.settings(point))]),
             str(done) if done == total else f"{done} of {total}",
             escape(wording.interval(point.interval(comparison.main))),

@@ -29,7 +29,7 @@ FIGURES: dict[str, tuple[str, Literal["up", "down"] | None, tuple[str, ...]]] = 
     "gain": ("last minus first greedy reward", "up", SCORED),
     "reward": ("last greedy reward", "up", SCORED),
     "best": ("highest greedy reward on the way", "up", (*SCORED, "eval.every")),
-    "slope": ("greedy reward per 100 steps, of the 20-value mean", "up", SCORED),
+    "slope": ("reward per 100 steps, of the 20-value mean; greedy where each step has it, else sampled", "up", SCORED),
     "kl": (
         "forward KL to the reference, nats a token, mean of the last 20 steps",
         None,
@@ -47,6 +47,7 @@ FIGURES: dict[str, tuple[str, Literal["up", "down"] | None, tuple[str, ...]]] = 
     "tokens_per_s": ("tokens learned from a second, median", "up", ()),
 }
 ON_PROMPTS = ("gain", "reward", "best", "slope")  # compared only where the evaluation asks the same prompts
+OTHER_PROMPTS = "the evaluation asks other prompts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,18 +246,33 @@ def _beside(point: Point, base: Point, comparisons: int) -> dict[str, Difference
     return found
 
 
+def unlike(figure: str, one: Sequence[Run], other: Sequence[Run]) -> str | None:
+    """Why the figure of two points' runs is not one measure; None where it is, and where nothing says otherwise."""
+    redefined = _redefined(figure, one[0], other[0])
+    if redefined or figure not in ON_PROMPTS:
+        return redefined
+    asked = {_prompts(group) for group in (one, other)} - {None}
+    return OTHER_PROMPTS if len(asked) > 1 else None
+
+
 def _refusal(figure: str, point: Point, base: Point) -> str | None:
     """Why the figure of two points is not one measure; None where it is."""
-    ours, theirs = (runs.flat(one.runs[0].config) for one in (point, base))
+    redefined = _redefined(figure, point.runs[0], base.runs[0])
+    if redefined or figure not in ON_PROMPTS:
+        return redefined
+    if point.prompts is None or base.prompts is None:
+        return "the prompts of the evaluation are not known"
+    return None if point.prompts == base.prompts else OTHER_PROMPTS
+
+
+def _redefined(figure: str, one: Run, other: Run) -> str | None:
+    """The key that makes the figure of two runs something else in each; None without one."""
+    ours, theirs = (runs.flat(run.config) for run in (one, other))
     for key in sorted((ours.keys() | theirs.keys()) - runs.following([ours, theirs])):
         for defining in FIGURES[figure][2]:
             if (key == defining or key.startswith(f"{defining}.")) and ours.get(key) != theirs.get(key):
                 return f"not the same measure: {key} differs"
-    if figure not in ON_PROMPTS:
-        return None
-    if point.prompts is None or base.prompts is None:
-        return "the prompts of the evaluation are not known"
-    return None if point.prompts == base.prompts else "the evaluation asks other prompts"
+    return None
 
 
 def _prompts(group: Sequence[Run]) -> tuple[str, ...] | None:

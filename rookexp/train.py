@@ -23,8 +23,10 @@ def train(config: dict[str, Any], run_folder: Path) -> None:
     from rookexp.sweep import job
 
     with job.at_work(run_folder) as trial:
-        if trial is not None and trial.pruned():
-            return  # an earlier seed has shown that the point is not worth it
+        if trial is not None and (reason := trial.pruned()):
+            # An earlier seed has shown that the point is not worth it, or this run is resumed by hand.
+            print(f"{run_folder}: given up by its sweep ({reason}); to train on, delete {job.NOTE} in it and resume")
+            return
         from rookexp import build, dry_run, session  # torch comes with them; --help does without
 
         if build.Run(**build.check_config(config)).dry_run:

@@ -355,6 +355,23 @@ def test_several_objectives_have_no_single_best(sweep: Sweeps) -> None:
     assert "not dominated: trial 2" in sweep.said
 
 
+def test_points_under_different_rewards_are_not_ranked(sweep: Sweeps) -> None:
+    sweep("reward=policy,binary optim.lr=0.1 sweep.seeds=3")
+    assert sweep.column("state") == ["complete", "complete"]
+    assert "not compared: not the same measure: reward._target_ differs" in " ".join(sweep.said.split())
+    assert "no best point, for not all are measured alike; trial 1 beside trial 0" in sweep.said
+    assert "best: trial" not in sweep.said
+    assert sweep.results()["best_params"] is None
+
+
+def test_values_in_brackets_are_shown_as_they_are(sweep: Sweeps) -> None:
+    sweep('eval.positions="a[/y]","[red]" optim.lr=0.1')
+    assert sweep.column("state") == ["complete", "complete"]
+    table = sweep.said[sweep.said.index("trial  ") : sweep.said.index("nothing separates")]
+    assert "a[/y]" in table
+    assert "[red]" in table
+
+
 # ---- mistakes -------------------------------------------------------------------------------------------------------
 
 MISTAKES = {
@@ -362,6 +379,9 @@ MISTAKES = {
     "optim.lr=0.1": "sweep: nothing varies; give a key several values, as in optim.lr=1e-5,2e-5",
     "optim.lr=interval(0,1)": "optim.lr=interval(0,1): a grid needs listed values",
     "seed=1,2": "seed=1,2: seeds are part of a point; type sweep.seeds=[1,2]",
+    "++seed=1,2": "seed=1,2: seeds are part of a point; type sweep.seeds=[1,2]",
+    "optim.lr=0.1,0.2 hydra.sweep.subdir=x": "hydra.sweep.subdir=x: runs lie under their numbers",
+    f"{LR} pruner=median sweep.objective=kl sweep.direction=minimize": "sweep.direction=minimize with a pruner that",
     f"{LR} seed=3 sweep.seeds=2": "seed=3: sweep.seeds=2 says which; leave one of them out",
     f"{LR} sweep.seeds=0": "sweep.seeds=0: allowed: an integer >= 1",
     f"{LR} sweep.n_trails=3": "did you mean sweep.n_trials?",
@@ -416,3 +436,13 @@ def test_every_recipe_is_a_sweep(recipe: str, sweep: Sweeps) -> None:
     assert set(sweep.column("state")) == {"complete"}
     config = yaml.safe_load((sweep.folder / "0" / "config.yaml").read_text(encoding="utf-8"))
     assert (config["save_every"], config["keep_checkpoints"]) in ((1, 1), (2, 1))
+
+
+def test_a_job_that_leaves_no_result_is_no_endless_sweep(sweep: Sweeps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with dry_run=true, or another command than train."""
+    launched = []
+    monkeypatch.setattr(sweep_task, "task", lambda config, folder: launched.append(folder))
+    sweep("optim.lr=0.1,0.2")
+    assert len(launched) == 6
+    assert sweep.status == 1
+    assert sweep.column("reason")[0].startswith("launched 3 times without an end: it left no result")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import math
 import shlex
 import sys
@@ -16,7 +17,7 @@ import yaml
 from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import FrozenTrial, TrialState
 
-from rookexp import check, compare, statistics
+from rookexp import check, compare, points, runs, statistics
 from rookexp.report import PLAIN_WIDTH
 from rookexp.run_info import plain, write_atomic
 from rookexp.statistics import Interval
@@ -116,7 +117,7 @@ def row(plan: Plan, trial: FrozenTrial) -> dict[str, Any]:
 
 def summary(plan: Plan, trials: Sequence[FrozenTrial]) -> dict[str, Any]:
     """optimization_results.yaml: the official sweeper's keys and, behind them, where to look."""
-    top = best(plan, trials)
+    top = [] if apart(plan, trials) else best(plan, trials)
     states = [trial.state for trial in trials]
     found: dict[str, Any] = {"name": "optuna"}
     if len(plan.settings.objectives) > 1:
@@ -160,6 +161,8 @@ def baseline(plan: Plan, trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
 
 def beside(plan: Plan, trial: FrozenTrial, base: FrozenTrial, comparisons: int) -> str:
     """The paired difference of the first objective to the baseline, and what it is worth."""
+    if reason := unlike(plan, trial, base):
+        return f"not compared: {reason}"
     (name, direction), *_ = plan.settings.objectives.items()
     one, other = ({int(s): f[name] for s, f in t.user_attrs[study.FIGURES].items()} for t in (trial, base))
     found = statistics.compared(one, other, comparisons=comparisons)
@@ -173,8 +176,28 @@ def beside(plan: Plan, trial: FrozenTrial, base: FrozenTrial, comparisons: int) 
     return f"{found.interval.value:+.3g}{bounds} {said}"
 
 
+def unlike(plan: Plan, trial: FrozenTrial, base: FrozenTrial) -> str | None:
+    """Why the first objective is not the same measure in two points, as under two rewards; None where it is."""
+    name = next(iter(plan.settings.objectives))
+    figure = name if name in points.FIGURES else "reward" if name.startswith("eval/") else None
+    if figure is None:
+        return None
+    one, other = ([runs.read(plan.job_folder(number)) for number in plan.jobs(t.number)] for t in (trial, base))
+    return points.unlike(figure, one, other)
+
+
+def apart(plan: Plan, trials: Sequence[FrozenTrial]) -> str | None:
+    """The first complete point that is not measured as the one before it, and why; None where all are ranked."""
+    done = sorted(complete(trials), key=lambda trial: trial.number)
+    for before, trial in itertools.pairwise(done):
+        if reason := unlike(plan, trial, before):
+            return f"trial {trial.number} beside trial {before.number}: {reason}"
+    return None
+
+
 def table(plan: Plan, trials: Sequence[FrozenTrial]) -> Table:
     """The trials that have ended, best first, those without a result last with the reason."""
+    from rich.markup import escape
     from rich.table import Table
 
     base = baseline(plan, trials)
@@ -200,7 +223,7 @@ def table(plan: Plan, trials: Sequence[FrozenTrial]) -> Table:
         else:
             cells += ["-"] * len(plan.settings.objectives)
             cells.append(f"{WORDS[trial.state]}: {trial.user_attrs.get(study.REASON, '')}")
-        told.add_row(*cells)
+        told.add_row(*map(escape, cells))
     return told
 
 
@@ -258,13 +281,16 @@ def closing(plan: Plan, book: Book, trials: Sequence[FrozenTrial]) -> list[str]:
     lines = [""]
     several = len(plan.settings.objectives) > 1
     count, done = len(plan.seeds), [trial for trial in complete(trials) if feasible(trial)]
+    mixed = apart(plan, trials)
     equal = len(done) > 1 and len({tuple(trial.values) for trial in done}) == 1
-    if equal:
+    if mixed:
+        lines.append(f"no best point, for not all are measured alike; {mixed}")
+    elif equal:
         names = ", ".join(plan.settings.objectives)
         lines.append(
             f"nothing separates the {len(done)} points: {names} the same in all; what varies has no effect here"
         )
-    for trial in [] if equal else best(plan, trials):
+    for trial in [] if equal or mixed else best(plan, trials):
         point = " ".join(plan.space.overrides(plan.space.snapped(trial.params)))
         ties = "" if several else ", ".join(str(t.number) for t in done if t.values == trial.values and t is not trial)
         same = f"; as good: trial {ties}" if ties else ""

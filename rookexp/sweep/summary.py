@@ -29,6 +29,7 @@ def show(folder: Path) -> None:
 
 def table(found: list[Run]) -> Table:
     """A line for each run: its number, what was varied, how it ended, and its figures."""
+    from rich.markup import escape
     from rich.table import Table
 
     from rookexp import check, runs
@@ -45,5 +46,5 @@ def table(found: list[Run]) -> Table:
         cells += [f"{own[name]:.4g}" if name in own else "-" for name in FIGURES]
         judged = run.summary.get("verdict")
         ended = run.reason or (("PASS" if judged["passed"] else "FAIL") if judged else "")
-        told.add_row(*cells, f"{run.status} {ended}".strip())
+        told.add_row(*map(escape, [*cells, f"{run.status} {ended}".strip()]))
     return told

@@ -26,6 +26,7 @@ from rookexp.sweep.liveness import Worker
 from rookexp.sweep.settings import PREFIX, SEED, settings
 from rookexp.sweep.study import Book, Plan
 
+SUBDIR = "${hydra.job.num}"
 DEATHS = 3  # of a worker process in a job, after which the job is not tried again
 PROBED = 20  # points that are composed before the first one runs
 ENOUGH = 3  # points that must have ended before a rate means something
@@ -54,9 +55,17 @@ def planned(arguments: Sequence[str], config: DictConfig, context: HydraContext)
     if not found.params:
         raise ConfigError("sweep: nothing varies; give a key several values, as in optim.lr=1e-5,2e-5")
     for param in found.params:
-        if param.key == SEED:
+        if param.key.lstrip("+") == SEED:
             asked = param.declared
             raise ConfigError(f"{SEED}={asked}: seeds are part of a point; type sweep.seeds=[{asked}]")
+    subdir = OmegaConf.to_container(config.hydra.sweep, resolve=False)["subdir"]  # type: ignore[call-overload, index]
+    if subdir != SUBDIR:
+        raise ConfigError(f"hydra.sweep.subdir={subdir}: runs lie under their numbers; allowed: hydra.sweep.dir=FOLDER")
+    if own.prunes and own.prune_on == "step" and next(iter(own.objectives.values())) == "minimize":
+        raise ConfigError(
+            f"{PREFIX}.direction=minimize with a pruner that looks at the greedy reward after each step, where more is "
+            f"better; allowed: {PREFIX}.prune_on=seed, which looks at the objective, or pruner=none"
+        )
     points = own.n_trials is not None or found.grid()
     seed, fixed = taken(found.fixed, SEED)
     found = space.Space(found.params, tuple(fixed))
@@ -228,7 +237,11 @@ class Sweep:
             self.deaths.update(number for number, _ in together)
             return
         for (number, _), result in zip(together, returns, strict=True):
-            outcome.note_failure(self.plan.job_folder(number), result)
+            folder = self.plan.job_folder(number)
+            outcome.note_failure(folder, result)
+            if outcome.read(folder).status not in outcome.ENDED:
+                self.last_death = "it left no result; a sweep is of trainings (no dry_run=true, no other command)"
+                self.deaths[number] += 1
 
     def close(self, trial: FrozenTrial) -> None:
         """Tells the study what came of a point, and a reader in a line."""
