@@ -24,6 +24,7 @@ from rookexp.run_info import is_secret
 
 PRESETS = ("experiment", "sweep", "debug")  # groups for which `+group=option` means the same as `group=option`
 SWEEPER, SWEEP_KEY = "hydra.sweeper.", "sweep."  # the long name of a sweeper's key, and the one that is typed
+SWEEPS = ("sweep=", "hydra/sweeper=")  # what makes -m one of our sweeps
 FULL_ERROR = "HYDRA_FULL_ERROR"  # Hydra's own variable: 1 shows tracebacks
 
 Task = Callable[[dict[str, Any], Path], Any]
@@ -196,9 +197,17 @@ def arrange(argv: list[str], config_name: str) -> list[str]:
         return words
     try:
         with configs(args) as extra:
-            added = recipes.taken_out(args.overrides, args.config_name or config_name, extra)
+            ours = not known.multirun or any(text.startswith(SWEEPS) for text in overrides)
+            name = args.config_name or config_name
+            varied = [] if ours else recipes.varied(args.overrides, name, extra)
+            added = recipes.taken_out(args.overrides, name, extra)
     except Exception:  # Hydra will find the same mistake when it composes, and mistakes.explain says which it is
         return words
+    if varied:
+        raise ConfigError(
+            f"{' '.join(varied)}: beside a recipe Hydra's own -m runs each option with the recipe's values; "
+            "add sweep=grid, which gives each its own"
+        )
     first = len(words) - len(args.overrides)  # the flags stand before it
     return [*words[:first], *added, *words[first:]]
 
@@ -208,7 +217,7 @@ def sweeping(overrides: list[str], multirun: bool) -> list[str]:
 
     Raises: ConfigError for what is about a sweep in a command that is none of ours.
     """
-    chosen = [text for text in overrides if text.startswith(("sweep=", "hydra/sweeper="))]
+    chosen = [text for text in overrides if text.startswith(SWEEPS)]
     about = [text for text in overrides if text.startswith((SWEEP_KEY, "sampler=", "pruner="))]
     for text in [*chosen, *about]:
         if not multirun and text != "sweep=null":

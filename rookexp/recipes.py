@@ -8,6 +8,7 @@ stands as its file has it; a value typed beside it still wins over both.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import hydra
@@ -39,6 +40,26 @@ def taken_out(overrides: Sequence[str], config_name: str, searchpath: Sequence[s
     assert isinstance(both, dict)
     changes = [text for key in chosen if key in alone for text in _changes(key, both[key], alone[key])]
     return [text for text in changes if text not in overrides]
+
+
+def varied(overrides: Sequence[str], config_name: str, searchpath: Sequence[str] = ()) -> list[str]:
+    """The groups whose options vary, or stand beside several recipes, so that no one command can take the values out.
+
+    Only those of which a recipe has values. As `taken_out` otherwise.
+    """
+    typed = dict(text.split("=", 1) for text in overrides if "=" in text)
+    recipe = typed.pop(RECIPES, "null")
+    loader = GlobalHydra.instance().config_loader()
+    several = [key for key, value in typed.items() if _several(recipe) or _several(value)]
+    return [
+        f"{key}={typed[key]}"
+        for key in several
+        if loader.get_group_options(key)
+        and any(
+            taken_out([f"{RECIPES}={one}", f"{key}={option}"], config_name, searchpath)
+            for one, option in product(recipe.split(","), typed[key].split(","))
+        )
+    ]
 
 
 def _changes(path: str, have: Any, want: Any) -> Iterator[str]:

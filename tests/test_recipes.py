@@ -8,6 +8,7 @@ import hydra
 import pytest
 
 from rookexp import build, composing, door
+from rookexp.errors import ConfigError
 
 
 def composed(*typed: str) -> dict[str, Any]:
@@ -68,8 +69,12 @@ def test_several_groups_and_a_preset_over_them() -> None:
 def test_nothing_is_added_where_no_option_was_typed_or_several_are_swept() -> None:
     for words in (["experiment=grpo"], ["baseline=rloo"], ["experiment=grpo", "kl.coef=0.1"], ["experiment=null"]):
         assert door.arrange(words, "config") == words
-    for words in (["-m", "experiment=grpo,dapo", "baseline=rloo"], ["-m", "experiment=grpo", "kl=none,fixed"]):
+    for words in (["-m", "experiment=grpo", "track=local,tensorboard"], ["-m", "experiment=grpo,dapo", "track=local"]):
         assert door.arrange(words, "config") == words
+    for words in (["-m", "experiment=grpo,dapo", "baseline=rloo"], ["-m", "experiment=dapo", "loss=gspo,clip"]):
+        assert door.arrange([*words, "sweep=grid"], "config") == [*words, "sweep=grid"]
+        with pytest.raises(ConfigError, match=rf"{words[2]}: beside a recipe .* add sweep=grid"):
+            door.arrange(words, "config")
 
 
 def test_flags_stay_in_front_and_a_second_arrangement_changes_nothing() -> None:
