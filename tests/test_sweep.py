@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -362,6 +363,15 @@ def test_points_under_different_rewards_are_not_ranked(sweep: Sweeps) -> None:
     assert "no best point, for not all are measured alike; trial 1 beside trial 0" in sweep.said
     assert "best: trial" not in sweep.said
     assert sweep.results()["best_params"] is None
+
+
+def test_going_on_needs_no_folder_of_a_finished_point(sweep: Sweeps) -> None:
+    sweep("optim.lr=0.1,0.2")
+    shutil.rmtree(sweep.folder / "0")
+    sweep(LR)
+    assert sweep.status == 0
+    assert sweep.column("state") == ["complete"] * 3
+    assert sweep.results()["best_params"] == {"optim.lr": 0.3}
 
 
 def test_values_in_brackets_are_shown_as_they_are(sweep: Sweeps) -> None:

@@ -18,6 +18,7 @@ from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import FrozenTrial, TrialState
 
 from rookexp import check, compare, points, runs, statistics
+from rookexp.errors import DataError
 from rookexp.report import PLAIN_WIDTH
 from rookexp.run_info import plain, write_atomic
 from rookexp.statistics import Interval
@@ -182,7 +183,10 @@ def unlike(plan: Plan, trial: FrozenTrial, base: FrozenTrial) -> str | None:
     figure = name if name in points.FIGURES else "reward" if name.startswith("eval/") else None
     if figure is None:
         return None
-    one, other = ([runs.read(plan.job_folder(number)) for number in plan.jobs(t.number)] for t in (trial, base))
+    try:
+        one, other = ([runs.read(plan.job_folder(number)) for number in plan.jobs(t.number)] for t in (trial, base))
+    except DataError:  # somebody has deleted a finished run; its figures are in the study
+        return None
     return points.unlike(figure, one, other)
 
 
