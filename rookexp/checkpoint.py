@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from rookexp import __version__
-from rookexp.errors import DataError
+from rookexp.errors import DataError, NotSaved
 from rookexp.models import weights
 from rookexp.models.gpt2 import GPT2
 
@@ -48,13 +48,13 @@ class Saver:
     def save(self, write: Callable[[], Path]) -> None:
         """Begins to write what `snapshot` gave; first waits for the one before.
 
-        Raises: DataError when that one could not be written.
+        Raises: NotSaved when that one could not be written.
         """
         self.wait()
         self._pending = self._thread.submit(write)
 
     def wait(self) -> None:
-        """Comes back when nothing is being written. Raises: DataError when it could not be."""
+        """Comes back when nothing is being written. Raises: NotSaved when it could not be."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
@@ -115,7 +115,7 @@ def _write(
         shutil.rmtree(unfinished, ignore_errors=True)
         left = latest(run_folder)
         usable = f"{left} is untouched and usable" if left else "there is no earlier one"
-        raise DataError(f"{final}: checkpoint not written ({error}); {usable}. Free some space and resume") from error
+        raise NotSaved(f"{final}: checkpoint not written ({error}); {usable}. Free some space and resume") from error
     _clear_partials(root)
     for old in checkpoints(run_folder)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)

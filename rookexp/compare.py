@@ -44,9 +44,11 @@ def compare(argv: Sequence[str]) -> None:
 
     try:
         found = points.compare(asked.folders, baseline=asked.baseline)
-        show(found)
-        page.write(found, asked.out / PAGE)
-        write_tables(found, asked.out)
+        try:
+            page.write(found, asked.out / PAGE)
+            write_tables(found, asked.out)
+        finally:  # last, for whoever reads it may go, as `head` does; and also where nothing can be written
+            show(found)
     except RookexpError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

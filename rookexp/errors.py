@@ -13,6 +13,10 @@ class DataError(RookexpError):
     """A file or row that cannot be used; names the file and the row."""
 
 
+class NotSaved(DataError):
+    """A checkpoint that could not be written, mostly for want of space; names it, and the one before it."""
+
+
 class EngineError(RookexpError):
     """A chess engine that is missing, hung or crashed; names binary, command and timeout."""
 

@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rookexp.composing import configs
+from rookexp.errors import NotSaved
 
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
@@ -112,6 +113,11 @@ def of_system(error: BaseException, *, started: bool) -> str | None:
     if cause.errno == errno.EROFS or not started:
         return f"{said}; a run must be able to write: type hydra.run.dir=FOLDER, with -m hydra.sweep.dir=FOLDER"
     return None
+
+
+def lacks_space(error: object) -> bool:
+    """Whether it is the disk's fault, so that the same again may go well."""
+    return isinstance(error, NotSaved) or (isinstance(error, OSError) and error.errno in FULL)
 
 
 def one_line(error: BaseException) -> str:

@@ -114,7 +114,7 @@ def compare(folders: Sequence[Path], *, baseline: str | None = None) -> Comparis
             runs=tuple(group),
             figures=tuple(runs.figures(run.rows) for run in group),
             settings={key: values[i] for key, values in varying.items()},
-            prompts=_prompts(group),
+            prompts=prompts(group),
         )
         for i, (name, group) in enumerate(zip(names, members, strict=True))
     )
@@ -241,41 +241,25 @@ def _beside(point: Point, base: Point, comparisons: int) -> dict[str, Difference
         ours, theirs = point.by_seed(figure), base.by_seed(figure)
         if not ours or not theirs:
             continue
-        refused = _refusal(figure, point, base)
+        refused = unlike(figure, point.runs[0], base.runs[0], (point.prompts, base.prompts))
         found[figure] = refused or statistics.compared(ours, theirs, comparisons=comparisons if figure == MAIN else 1)
     return found
 
 
-def unlike(figure: str, one: Sequence[Run], other: Sequence[Run]) -> str | None:
-    """Why the figure of two points' runs is not one measure; None where it is, and where nothing says otherwise."""
-    redefined = _redefined(figure, one[0], other[0])
-    if redefined or figure not in ON_PROMPTS:
-        return redefined
-    asked = {_prompts(group) for group in (one, other)} - {None}
-    return OTHER_PROMPTS if len(asked) > 1 else None
-
-
-def _refusal(figure: str, point: Point, base: Point) -> str | None:
-    """Why the figure of two points is not one measure; None where it is."""
-    redefined = _redefined(figure, point.runs[0], base.runs[0])
-    if redefined or figure not in ON_PROMPTS:
-        return redefined
-    if point.prompts is None or base.prompts is None:
-        return "the prompts of the evaluation are not known"
-    return None if point.prompts == base.prompts else OTHER_PROMPTS
-
-
-def _redefined(figure: str, one: Run, other: Run) -> str | None:
-    """The key that makes the figure of two runs something else in each; None without one."""
+def unlike(figure: str, one: Run, other: Run, prompts: Collection[tuple[str, ...] | None]) -> str | None:
+    """Why the figure of two runs is not one measure; None where it is. `prompts` is what both were asked: of None
+    nobody knows."""
     ours, theirs = (runs.flat(run.config) for run in (one, other))
     for key in sorted((ours.keys() | theirs.keys()) - runs.following([ours, theirs])):
         for defining in FIGURES[figure][2]:
             if (key == defining or key.startswith(f"{defining}.")) and ours.get(key) != theirs.get(key):
                 return f"not the same measure: {key} differs"
-    return None
+    if figure not in ON_PROMPTS or (None not in prompts and len(set(prompts)) < 2):
+        return None
+    return "the prompts of the evaluation are not known" if None in prompts else OTHER_PROMPTS
 
 
-def _prompts(group: Sequence[Run]) -> tuple[str, ...] | None:
+def prompts(group: Sequence[Run]) -> tuple[str, ...] | None:
     """What every run of the point was asked, sorted; None where that is not known or not the same."""
     asked = {tuple(sorted(str(row["prompt"]) for row in last_answers(run.folder))) for run in group}
     asked.discard(())
@@ -290,8 +274,7 @@ def _notes(points: Sequence[Point], varying: Mapping[str, tuple[Any, ...]]) -> l
             f"{', '.join(point.name for point in short[:SHOWN])}{', ...' if len(short) > SHOWN else ''}: some runs did "
             "not finish; figures and intervals are of those that did, which flatters a point that fails often"
         )
-    prompts = {point.prompts for point in points}
-    if len(prompts) > 1:
+    if len({point.prompts for point in points}) > 1:
         notes.append("not all evaluations ask the same prompts; rewards are compared only where they do")
     for key in varying:
         if key.split(".")[0] == "reward":

@@ -10,7 +10,7 @@ import yaml
 
 from rookexp import check
 
-KEY = "resume"
+KEY, PLACE = "resume", "hydra.run.dir"
 DOORS = {"config": "train", "pretrain": "pretrain"}  # config names whose runs can be continued
 SAVED = Path(".hydra")  # written by Hydra into a run's folder
 OVERRIDES, HYDRA = SAVED / "overrides.yaml", SAVED / "hydra.yaml"
@@ -38,8 +38,11 @@ def continued(flags: Sequence[str], overrides: Sequence[str], config_name: str) 
         command = f"python -m rookexp.{DOORS[saved.config_name]} {KEY}={value}"
         raise check.refusal(KEY, value, f"a run of another door; type {command}")
     kept = [text for text in saved.overrides if key_of(text) not in (*typed, KEY)]
+    elsewhere = unquoted(typed.get(PLACE, "").partition("=")[2])
+    if elsewhere and Path(elsewhere).expanduser().resolve() != folder:
+        raise check.refusal(KEY, value, f"a run goes on in its own folder; leave {typed[PLACE]} out")
     own = [text for key, text in typed.items() if key != KEY]
-    place = [f"{KEY}={quoted(folder)}", f"hydra.run.dir={quoted(folder)}", "hydra.output_subdir=null"]
+    place = [f"{KEY}={quoted(folder)}", f"{PLACE}={quoted(folder)}", "hydra.output_subdir=null"]
     theirs = [] if any(flag in ("--config-dir", "-cd") for flag in flags) else saved.flags
     return [*theirs, *flags, *kept, *own, *place]
 

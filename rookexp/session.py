@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from rookexp import check, checkpoint, checkup, door, report, stop, track, verdict
+from rookexp import check, checkpoint, checkup, door, mistakes, report, stop, track, verdict
 from rookexp.errors import (
     CheckupFailed,
     ConfigError,
@@ -255,24 +255,25 @@ def tracked(training: Training, config: Mapping[str, Any], folder: Path, door_na
     """A run's folder and trackers, opened and, whatever happens inside, closed with the status that it came to."""
     write_run_info(folder, config, sys.argv)
     door.keep_overrides(folder)
-    status, reason = "finished", ""
+    status, reason, signal = "finished", "", ""
     try:
         training.tracker.start(config)  # which may refuse, as W&B online without a key does
         yield
     except BaseException as error:
         status, reason = ending(error)
+        signal = str(error) if isinstance(error, RunStopped) else ""
         training.tracker.summary({"reason": reason})
         raise
     finally:
         with ExitStack() as at_last:  # a disk that is full fails the trackers, too
-            at_last.callback(hint, status, reason, folder, door_name)
+            at_last.callback(hint, status, signal, folder, door_name)
             training.tracker.finish(status)
 
 
-def hint(status: str, reason: str, folder: Path, door_name: str) -> None:
-    """Says how to go on with a run that did not end as it should."""
+def hint(status: str, signal: str, folder: Path, door_name: str) -> None:
+    """Says how to go on with a run that did not end as it should; `signal` is what ended it, and when, or ""."""
     if status not in ("finished", "pruned") and checkpoint.latest(folder) is not None:
-        cause = f" by {reason}" if status == "interrupted" and reason else ""
+        cause = f" by {signal}" if signal else ""
         command = f"python -m rookexp.{door_name} {shlex.quote(f'resume={folder}')}"
         print(f"{status}{cause}; to go on type: {command}", file=sys.stderr)
 
@@ -282,6 +283,6 @@ def ending(error: BaseException) -> tuple[str, str]:
     if isinstance(error, KeyboardInterrupt | SystemExit | RunStopped):
         return "interrupted", str(error) if isinstance(error, RunStopped) else ""
     known: dict[type, str] = {RunPruned: "pruned", TrainingDiverged: "diverged"}
-    status = known.get(type(error), "failed")
+    status = "interrupted" if mistakes.lacks_space(error) else known.get(type(error), "failed")
     text = " ".join(str(error).split())
     return status, text if isinstance(error, RookexpError) else f"{type(error).__name__}: {text}"

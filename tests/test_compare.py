@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -131,6 +134,17 @@ def test_the_door_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixtur
     runs = list(csv.DictReader(io.StringIO((tmp_path / "out" / "runs.csv").read_text(encoding="utf-8"))))
     assert len(runs) == 9
     assert {row["status"] for row in runs} == {"finished"}
+    assert (tmp_path / "out" / "compare.html").is_file()
+
+
+def test_a_reader_who_has_gone_does_not_keep_the_files_from_being_written(tmp_path: Path) -> None:
+    sweep(tmp_path / "s", points=3, seeds=3)
+    read, write = os.pipe()
+    os.close(read)
+    words = [sys.executable, "-m", "rookexp.compare", str(tmp_path / "s"), "--out", str(tmp_path / "out")]
+    ended = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert ended.stderr == ""
     assert (tmp_path / "out" / "compare.html").is_file()
 
 

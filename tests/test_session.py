@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pty
@@ -16,7 +17,8 @@ from typing import Any
 import pytest
 import yaml
 
-from rookexp import door, pretrain, resume, train, verdict
+from rookexp import door, pretrain, resume, session, train, verdict
+from rookexp.errors import ConfigError, NotSaved
 from rookexp.stop import Stop
 from rookexp.sweep import job
 from rookexp.track import JsonlTracker
@@ -300,6 +302,16 @@ def test_typed_overrides_win_and_a_folder_of_options_is_found_again(tmp_path: Pa
     assert line == ["--config-dir", "mine", "--cfg", "job", "kl.coef=0.1", "seed=3", "kl=none", "++a.b=2", *place]
     line = resume.continued(["--config-dir", "other"], [f"resume={tmp_path}"], "config")
     assert line == ["--config-dir", "other", *saved[:4], *place]
+    with pytest.raises(ConfigError, match=r"a run goes on in its own folder; leave hydra.run.dir=elsewhere out"):
+        resume.continued([], [f"resume={tmp_path}", "hydra.run.dir=elsewhere"], "config")
+    assert resume.continued([], [f"resume={tmp_path}", f"hydra.run.dir={tmp_path}"], "config")[-1] == place[-1]
+
+
+def test_a_run_without_space_can_go_on() -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    assert session.ending(full) == ("interrupted", "OSError: [Errno 28] No space left on device")
+    assert session.ending(NotSaved("step-000002: not written")) == ("interrupted", "step-000002: not written")
+    assert session.ending(OSError(errno.EACCES, "closed"))[0] == "failed"
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 import sweep_task
 import yaml
 
 from rookexp import door
+from rookexp.errors import RunPruned
+from rookexp.sweep import job
 
 FAST = "debug=fast steps=3 kl=fixed"
 LR = "optim.lr=0.1,0.2,0.3"
@@ -177,6 +180,7 @@ REFUSED = {
     "optim.lr=0.1,0.2 kl.coef=0.5": "kl.coef was 0.005, now 0.5",
     "optim.lr=0.1,0.2 sweep.seeds=2": "seeds was [0], now [0, 1]",
     "optim.lr=0.1,0.2 sweep.objective=reward": "objectives was ",
+    "optim.lr=0.1,0.2 sweep.constraints=['kl<=1']": "constraints was [], now ['kl<=1']",
     "kl.coef=0.1,0.2": "the parameters were optim.lr, now kl.coef",
 }
 
@@ -286,6 +290,22 @@ def test_a_point_that_makes_no_configuration_fails_alone(sweep: Sweeps) -> None:
     assert "coef" in sweep.column("reason")[1]
 
 
+def test_a_full_disk_ends_the_sweep_and_the_same_command_goes_on(sweep: Sweeps) -> None:
+    whole = ["1 start 0", "1 step 0", "1 step 1", "1 step 2", "1 step 3", "1 end"]
+    line = "grpo.entropy_coef=0.6,0 sweep.max_failure_rate=0"
+    assert sweep(line) == ["0 start 0", "0 step 0", "0 step 1"]
+    assert sweep.status == 1
+    assert f"sweep debug: {sweep.folder}/0: OSError: [Errno 28] No space" in sweep.error.splitlines()[-1]
+    assert sweep.error.splitlines()[-1].endswith("; with more space the same command goes on")
+    assert sweep(line) == ["0 start 1", "0 step 2", "0 step 3", "0 end", *whole]
+    assert sweep.column("state") == ["complete", "complete"]
+
+
+def test_a_baseline_is_named_by_value(sweep: Sweeps) -> None:
+    sweep(f"{LR} sweep.baseline={{optim.lr:2e-1}}")
+    assert "beside trial 1" in sweep.said
+
+
 def test_too_many_failures_end_it(sweep: Sweeps) -> None:
     notes = sweep("grpo.entropy_coef=0.1,0.2,0.3,0.01,0.02")
     assert started(notes) == [0, 1, 2]
@@ -333,6 +353,25 @@ def test_a_pruned_seed_spares_the_others(sweep: Sweeps) -> None:
     sweep(f"optim.lr=0.3,0.2,0.01 sweep.seeds=3 {pruner}")
     assert started(sweep.log()) == [0, 1, 2, 3, 4, 5, 6]
     assert sweep.column("state")[2] == "pruned"
+
+
+def test_the_best_value_of_an_earlier_seed_speaks_for_no_later_one(tmp_path: Path) -> None:
+    study = optuna.create_study(direction="maximize", pruner=optuna.pruners.MedianPruner(n_startup_trials=1))
+    for values in ((0.1, 0.2, 0.2, 0.3, 0.4, 0.5), (0.9, 0.9, 0.9)):  # two seeds of three steps; the first of another
+        running = study.ask()
+        for step, value in enumerate(values, 1):
+            running.report(value, step)
+        if len(values) == 6:
+            study.tell(running, 0.5)
+    note = {"place": 1, "prune_on": "step", "trial_id": 1, "pruner": {"_target_": "optuna.pruners.MedianPruner"}}
+    trial = job.Trial(note, tmp_path)
+    trial._open = study
+    ends: list[RunPruned] = []
+    watched = trial.watching(lambda _: {job.GREEDY: 0.35}, 3, ends.append)
+    watched(1)
+    assert ends == [], "0.35, where the other point was at 0.3"
+    watched(2)
+    assert [str(end) for end in ends] == ["pruned by MedianPruner after step 2, at 0.35"], "beside 0.4"
 
 
 def test_wilcoxon_gives_a_point_up_after_some_seeds(sweep: Sweeps) -> None:
@@ -393,6 +432,8 @@ MISTAKES = {
     "optim.lr=0.1,0.2 hydra.sweep.subdir=x": "hydra.sweep.subdir=x: runs lie under their numbers",
     f"{LR} pruner=median sweep.objective=kl sweep.direction=minimize": "sweep.direction=minimize with a pruner that",
     f"{LR} seed=3 sweep.seeds=2": "seed=3: sweep.seeds=2 says which; leave one of them out",
+    f"{LR} sweep.baseline={{optim.lrr:0.1}}": "sweep.baseline={optim.lrr: 0.1}: allowed: what varies, optim.lr; did",
+    f"{LR} sweep.baseline={{optim.lr:0.4}}": "sweep.baseline={optim.lr: 0.4}: allowed: one of optim.lr=0.1,0.2,0.3, or",
     f"{LR} sweep.seeds=0": "sweep.seeds=0: allowed: an integer >= 1",
     f"{LR} sweep.n_trails=3": "did you mean sweep.n_trials?",
     f"{LR} sweep.direction=up": "sweep.direction=up: allowed: maximize, minimize",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
@@ -98,7 +99,8 @@ class Trial:
         def watched(step: int) -> dict[str, float]:
             metrics = evaluate(step)
             if step > 0 and GREEDY in metrics:  # all trials begin alike
-                reason = self.report(self.note["place"] * steps + step, metrics[GREEDY], f"step {step}")
+                begin = self.note["place"] * steps
+                reason = self.report(begin + step, metrics[GREEDY], f"step {step}", since=begin + 1)
                 if reason is not None:
                     end(RunPruned(reason))
             return metrics
@@ -113,14 +115,17 @@ class Trial:
             value = outcome.figure(rows, self.note["objective"])
             self.report(self.note["place"], value, f"seed {self.note['seed']}")
 
-    def report(self, place: int, value: float, after: str) -> str | None:
-        """Tells a value; why the point is to be given up, or None."""
+    def report(self, place: int, value: float, after: str, since: int = 0) -> str | None:
+        """Tells a value; why the point is to be given up for this one and those `since` a place, or None."""
         if not math.isfinite(value):
             return None  # nothing can be compared with it; a run that diverges says so itself
         study = self._study()
         storage, number = study._storage, self.note["trial_id"]
         storage.set_trial_intermediate_value(number, place, float(value))
-        if not study.pruner.prune(study, self._trial()):
+        trial = copy.copy(self._trial())
+        # Pruners look at a trial's best value: an earlier seed's would speak for a hopeless later one.
+        trial.intermediate_values = {at: v for at, v in trial.intermediate_values.items() if at >= since}
+        if not study.pruner.prune(study, trial):
             return None
         name = str(self.note["pruner"]["_target_"]).rpartition(".")[2]
         reason = f"pruned by {name} after {after}, at {value:.4g}"

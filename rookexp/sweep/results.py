@@ -21,6 +21,7 @@ from rookexp import check, compare, points, runs, statistics
 from rookexp.errors import DataError
 from rookexp.report import PLAIN_WIDTH
 from rookexp.run_info import plain, write_atomic
+from rookexp.runs import Run
 from rookexp.statistics import Interval
 from rookexp.sweep import storage, study
 from rookexp.sweep.space import Listed
@@ -33,6 +34,7 @@ TABLE, BEST, PAGE = "trials.csv", "optimization_results.yaml", "sweep.html"
 FIRST = ("gain", "reward", "best", "kl", "entropy", "kl_share", "seconds")  # columns, where they were logged
 WORDS = {TrialState.COMPLETE: "done", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
 Figures = Mapping[str, Mapping[str, float]]  # seed -> figure -> value
+Measured = tuple[Run, tuple[str, ...] | None]
 
 
 def spread(plan: Plan, known: Figures, name: str) -> Interval:
@@ -152,10 +154,9 @@ def interval_text(values: Interval) -> str:
 
 def baseline(plan: Plan, trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
     """The point that others are compared with: the named one, else the first; None until it is complete."""
-    named = plan.settings.baseline
+    named = plan.space.part(plan.settings.baseline or {}, "baseline")
     for trial in complete(trials):
-        point = plan.space.snapped(trial.params)
-        if named is None or all(str(point.get(key)) == str(value) for key, value in named.items()):
+        if named.items() <= plan.space.snapped(trial.params).items():
             return trial
     return None
 
@@ -179,24 +180,34 @@ def beside(plan: Plan, trial: FrozenTrial, base: FrozenTrial, comparisons: int) 
 
 def unlike(plan: Plan, trial: FrozenTrial, base: FrozenTrial) -> str | None:
     """Why the first objective is not the same measure in two points, as under two rewards; None where it is."""
-    name = next(iter(plan.settings.objectives))
-    figure = name if name in points.FIGURES else "reward" if name.startswith("eval/") else None
-    if figure is None:
-        return None
-    try:
-        one, other = ([runs.read(plan.job_folder(number)) for number in plan.jobs(t.number)] for t in (trial, base))
-    except DataError:  # somebody has deleted a finished run; its figures are in the study
-        return None
-    return points.unlike(figure, one, other)
+    return _unlike(plan, measured(plan, trial), measured(plan, base))
 
 
 def apart(plan: Plan, trials: Sequence[FrozenTrial]) -> str | None:
     """The first complete point that is not measured as the one before it, and why; None where all are ranked."""
-    done = sorted(complete(trials), key=lambda trial: trial.number)
-    for before, trial in itertools.pairwise(done):
-        if reason := unlike(plan, trial, before):
-            return f"trial {trial.number} beside trial {before.number}: {reason}"
+    found = [(trial.number, measured(plan, trial)) for trial in sorted(complete(trials), key=lambda t: t.number)]
+    there = [(number, own) for number, own in found if own is not None]
+    for (before, one), (number, other) in itertools.pairwise(there):
+        if reason := _unlike(plan, one, other):
+            return f"trial {number} beside trial {before}: {reason}"
     return None
+
+
+def measured(plan: Plan, trial: FrozenTrial) -> Measured | None:
+    """A run of a complete point, and what all its seeds were asked; None where one was deleted: its figures count."""
+    try:
+        found = [runs.read(plan.job_folder(number)) for number in plan.jobs(trial.number)]
+    except DataError:
+        return None
+    return found[0], points.prompts(found)
+
+
+def _unlike(plan: Plan, one: Measured | None, other: Measured | None) -> str | None:
+    name = next(iter(plan.settings.objectives))
+    figure = name if name in points.FIGURES else "reward" if name.startswith("eval/") else None
+    if figure is None or one is None or other is None:
+        return None
+    return points.unlike(figure, one[0], other[0], {one[1], other[1]} - {None})
 
 
 def table(plan: Plan, trials: Sequence[FrozenTrial]) -> Table:

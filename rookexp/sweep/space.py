@@ -167,6 +167,23 @@ class Space:
         """`key=value` of what a point has that is not in this space."""
         return [f"{p.key}={check.spell(point[p.key])}" for p in self.params if not p.holds(point[p.key])]
 
+    def part(self, typed: Mapping[str, Any], path: str) -> dict[str, Scalar]:
+        """What is typed as {key: value} for `path`, with the values as they are listed.
+
+        Raises: ConfigError for a key that does not vary, and for a value that no point has.
+        """
+        own, found = {param.key: param for param in self.params}, {}
+        for key, value in typed.items():
+            if key not in own:
+                allowed = f"allowed: what varies, {', '.join(own)}{check.nearest(key, own)}"
+                raise check.refusal(path, f"{{{key}: {check.spell(value)}}}", allowed)
+            plain = value if isinstance(value, int | float | bool | str) else check.spell(value)
+            if not own[key].holds(plain):
+                allowed = f"allowed: one of {key}={own[key].declared}, or null for the first point"
+                raise check.refusal(path, f"{{{key}: {check.spell(value)}}}", allowed)
+            found[key] = own[key].snapped(plain)
+        return found
+
     def distributions(self) -> dict[str, BaseDistribution]:
         """The space as Optuna has it."""
         return {param.key: param.distribution() for param in self.params}

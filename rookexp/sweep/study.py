@@ -51,14 +51,14 @@ class Plan:
 
     def note(self, study: str) -> dict[str, Any]:
         """sweep.json."""
-        baseline = self.settings.baseline
         return {
             "name": self.settings.study_name,
             "objectives": [{"name": n, "direction": d} for n, d in self.settings.objectives.items()],
             "statistic": self.settings.statistic,
             "seeds": self.seeds,
             "params": self.space.declared,
-            "baseline": baseline,
+            "constraints": self.settings.constraints,
+            "baseline": self.settings.baseline,
             "study": study,
         }
 
@@ -219,8 +219,8 @@ def refuse_other(plan: Plan, before: Mapping[str, Any]) -> None:
     now = plan.note("")
     differs = [
         f"{key} was {before[key]}, now {now[key]}"
-        for key in ("objectives", "statistic", "seeds")
-        if before[key] != now[key]
+        for key in ("objectives", "statistic", "seeds", "constraints")
+        if before.get(key, now[key]) != now[key]
     ]
     if list(before["params"]) != list(now["params"]):
         differs.append(f"the parameters were {', '.join(before['params'])}, now {', '.join(now['params'])}")

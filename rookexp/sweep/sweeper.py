@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.plugins import Plugins
+from hydra.core.utils import JobStatus
 from hydra.errors import HydraException
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from optuna.trial import FrozenTrial, TrialState
 
-from rookexp import check, recipes, resume, runs
+from rookexp import check, mistakes, recipes, resume, runs
 from rookexp.errors import ConfigError, SweepFailed
 from rookexp.run_info import redacted, write_atomic
 from rookexp.sweep import job, outcome, results, space, study
@@ -66,6 +67,7 @@ def planned(arguments: Sequence[str], config: DictConfig, context: HydraContext)
             f"{PREFIX}.direction=minimize with a pruner that looks at the greedy reward after each step, where more is "
             f"better; allowed: {PREFIX}.prune_on=seed, which looks at the objective, or pruner=none"
         )
+    found.part(own.baseline or {}, f"{PREFIX}.baseline")
     points = own.n_trials is not None or found.grid()
     seed, fixed = taken(found.fixed, SEED)
     found = space.Space(found.params, tuple(fixed))
@@ -238,6 +240,9 @@ class Sweep:
             return
         for (number, _), result in zip(together, returns, strict=True):
             folder = self.plan.job_folder(number)
+            if result.status == JobStatus.FAILED and mistakes.lacks_space(result._return_value):
+                said = outcome.one_line(result._return_value)
+                raise SweepFailed(f"sweep {self.name}: {folder}: {said}; with more space the same command goes on")
             outcome.note_failure(folder, result)
             if outcome.read(folder).status not in outcome.ENDED:
                 self.last_death = "it left no result; a sweep is of trainings (no dry_run=true, no other command)"
