@@ -8,6 +8,7 @@ the runs of a seed draw the same random numbers, so that differences are paired 
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,7 @@ from rookexp import runs, statistics, track, verdict  # noqa: E402
 
 RUNS = ROOT / "multirun" / "study"
 FIGURE, TABLE = ROOT / "docs" / "study.png", ROOT / "docs" / "study.md"
-SEEDS = (0, 1, 2)
+SEEDS = tuple(range(8))
 # Of each family the first is what the others are compared with.
 ALGORITHMS = {
     "GRPO": ["baseline=group_mean", "grpo.aggregation=sequence_mean"],
@@ -47,14 +48,14 @@ def folder(variant: str, seed: int) -> Path:
     return RUNS / variant.lower().replace(" ", "_") / f"seed-{seed}"
 
 
-def train(variant: str, overrides: Sequence[str], seed: int, threads: int | None) -> str:
+def train(words: Sequence[str], variant: str, seed: int, threads: int | None) -> str:
     """Trains one run unless it is finished; what is to be said of it."""
     where = folder(variant, seed)
     if (where / runs.CONFIG).is_file() and runs.read(where).status == "finished":
         return f"{variant}, seed {seed}: there already"
-    words = ["experiment=study", *overrides, f"seed={seed}", f"hydra.run.dir='{where}'"]
-    words += [] if threads is None else [f"hardware.threads={threads}"]
-    command = [sys.executable, "-m", "rookexp.train", *words]
+    typed = ["experiment=study", *words, f"seed={seed}", f"hydra.run.dir='{where}'"]
+    typed += [] if threads is None else [f"hardware.threads={threads}"]
+    command = [sys.executable, "-m", "rookexp.train", *typed]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     return f"{variant}, seed {seed}: " + ("done" if done.returncode == 0 else f"FAILED: {done.stderr.strip()[-300:]}")
 
@@ -140,9 +141,21 @@ not "equal". KL is the forward one, exact, in nats a token, whatever the run's o
 """
 
 
+def revisions() -> str:
+    """What the runs were made with."""
+    told = [json.loads((folder(v, s) / "run.json").read_text(encoding="utf-8")) for _, v, s in planned()]
+    found = {(str(one["packages"]["rookexp"]), str((one["git"] or {}).get("revision"))) for one in told}
+    return "Runs: " + "; ".join(f"rookexp {version}, git {git[:12]}" for version, git in sorted(found)) + ".\n"
+
+
+def planned() -> list[tuple[Sequence[str], str, int]]:
+    """Words, variant and seed of every run, all variants of a seed before the next one."""
+    return [(words, v, s) for s in SEEDS for family in FAMILIES.values() for v, words in family.items()]
+
+
 def page() -> str:
     """The text of docs/study.md."""
-    return "\n".join([INTRO, *("\n".join(table(*family)) + "\n" for family in FAMILIES.items())])
+    return "\n".join([INTRO, revisions(), *("\n".join(table(*family)) + "\n" for family in FAMILIES.items())])
 
 
 def main() -> None:
@@ -150,9 +163,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time; with 2 or more each has one thread")
     jobs = parser.parse_args().jobs
-    todo = [(v, o, s) for s in SEEDS for family in FAMILIES.values() for v, o in family.items()]
     with ThreadPoolExecutor(jobs) as pool:
-        for said in pool.map(lambda job: train(*job, None if jobs == 1 else 1), todo):
+        for said in pool.map(lambda run: train(*run, None if jobs == 1 else 1), planned()):
             print(said, flush=True)
     draw(FIGURE)
     TABLE.write_text(page(), encoding="utf-8")

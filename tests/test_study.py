@@ -25,6 +25,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "RUNS", tmp_path)
+    monkeypatch.setattr(module, "SEEDS", (0, 1, 2))
     return module
 
 
@@ -45,6 +46,7 @@ def write(study: ModuleType, variant: str, gains: list[float], kl: list[float]) 
         (where / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         (where / "config.yaml").write_text(f"seed: {seed}\n")
         (where / "summary.json").write_text('{"status": "finished"}')
+        (where / "run.json").write_text('{"packages": {"rookexp": "0.1.0"}, "git": {"revision": "abc"}}')
 
 
 def test_every_run_is_one_that_the_door_accepts(study: ModuleType) -> None:
@@ -81,7 +83,7 @@ def test_the_figure_is_drawn_from_all_runs_and_finished_ones_are_not_run_again(
     for i, (variant, overrides) in enumerate(variants):
         write(study, variant, [0.1 * i, 0.2, 0.3], [0.05, 0.06, 0.07])
         monkeypatch.setattr(study.subprocess, "run", lambda *_, **__: pytest.fail("trained again"))
-        assert study.train(variant, overrides, 0, None).endswith("there already")
+        assert study.train(overrides, variant, 0, None).endswith("there already")
     study.draw(tmp_path / "study.png")
     assert (tmp_path / "study.png").read_bytes().startswith(b"\x89PNG")
     steps, values = study.curves("k3", "kl/forward")
@@ -89,4 +91,5 @@ def test_the_figure_is_drawn_from_all_runs_and_finished_ones_are_not_run_again(
     assert np.array_equal(steps, np.arange(1, 31))
     page = study.page()
     assert page.count("| GRPO |") == 1
+    assert "Runs: rookexp 0.1.0, git abc.\n" in page
     assert all(f"| {variant} |" in page for variant, _ in variants)
