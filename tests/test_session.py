@@ -307,6 +307,16 @@ def test_typed_overrides_win_and_a_folder_of_options_is_found_again(tmp_path: Pa
     assert resume.continued([], [f"resume={tmp_path}", f"hydra.run.dir={tmp_path}"], "config")[-1] == place[-1]
 
 
+def test_a_pruned_run_that_is_resumed_says_what_to_delete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / job.NOTE).write_text("{}", encoding="utf-8")
+    monkeypatch.setattr(job.Trial, "pruned", lambda _: "pruned by MedianPruner")
+    train.train({}, tmp_path)
+    said = "given up by its sweep (pruned by MedianPruner); to train on, delete trial.json in it and resume"
+    assert capsys.readouterr().out == f"{tmp_path}: {said}\n"
+
+
 def test_a_run_without_space_can_go_on() -> None:
     full = OSError(errno.ENOSPC, "No space left on device")
     assert session.ending(full) == ("interrupted", "OSError: [Errno 28] No space left on device")
