@@ -118,6 +118,9 @@ def p_prompt_padded(fen: str) -> str:
     return f"P: {fen:<{FEN_WIDTH}}M:"
 
 
+P_PROMPTS = {"bare": p_prompt, "padded_prefill": p_prompt_padded}  # styles of a prompt
+
+
 def build_p(fen: str, moves: Sequence[str], evals_cp: Sequence[int], best: str) -> str:
     """A whole P document in the data's fixed widths; the caller chooses the order of the (move, evaluation) pairs."""
     evals = " ".join(map(eval_text, evals_cp))

@@ -58,14 +58,14 @@ def compare(argv: Sequence[str]) -> None:
     print(f"page: {asked.out / PAGE}  tables: {asked.out / POINTS}, {asked.out / RUNS}")
 
 
-def write_page(folders: Sequence[Path], path: Path, *, baseline: str | None = None) -> None:
+def write_page(folders: Sequence[Path], path: Path) -> None:
     """The page of the runs in `folders`, such as one sweep's; it replaces an older one in one move.
 
     Raises: DataError where there is no run yet.
     """
     from rookexp import page, points
 
-    page.write(points.compare(folders, baseline=baseline), path)
+    page.write(points.compare(folders), path)
 
 
 def write_tables(comparison: Comparison, folder: Path) -> None:

@@ -16,7 +16,7 @@ from rookexp import chess_text, exam_page
 from rookexp.answers import Answers
 from rookexp.errors import DataError
 from rookexp.exam_page import Part, Shown
-from rookexp.heldout import P_PROMPTS, prompt_of, read_documents, tasks_of
+from rookexp.heldout import prompt_of, read_documents, tasks_of
 from rookexp.objectives.likelihood import Documents
 from rookexp.policies import Pretrained
 from rookexp.rewards.engine import Lasting, Stockfish
@@ -198,7 +198,7 @@ class Exam:
 
     def mates(self, file: Path, problems: Sequence[mates.Problem], skipped: Sequence[str]) -> Iterator[Part]:
         """The part of one file of problems."""
-        prompts = [P_PROMPTS[self.style](problem.fen) for problem in problems]
+        prompts = [chess_text.P_PROMPTS[self.style](problem.fen) for problem in problems]
         completions = self.answers.greedy(prompts)
         about = f"{len(problems)} positions"
         if skipped:
@@ -222,7 +222,7 @@ class Exam:
         """The parts of the games; writes games.jsonl."""
         played = games.play(
             partial(self.answers.sampled, temperature=self.temperature, top_k=self.top_k),
-            P_PROMPTS[self.style],
+            chess_text.P_PROMPTS[self.style],
             games=self.games,
             plies=self.plies,
             seed=self.seed,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,6 @@ from rookexp import chess_text
 from rookexp.errors import DataError
 from rookexp.tasks import shards
 from rookexp.tasks.released import whole
-
-P_PROMPTS: dict[str, Callable[[str], str]] = {
-    "bare": chess_text.p_prompt,
-    "padded_prefill": chess_text.p_prompt_padded,
-}
 
 
 def read_documents(file: Path) -> list[str]:
@@ -84,7 +79,7 @@ def tasks_of(file: Path, documents: Sequence[str]) -> dict[str, list[str]]:
 
 
 def prompt_of(document: str, style: str) -> str:
-    """The prompt of a document; that of a P document in one of the styles of `P_PROMPTS`.
+    """The prompt of a document; that of a P document in one of the styles of `chess_text.P_PROMPTS`.
 
     Raises: DataError where it is none.
     """
@@ -93,4 +88,4 @@ def prompt_of(document: str, style: str) -> str:
     answer = chess_text.parse_p(document)
     if answer is None or not answer.well_formed:
         raise DataError(f"neither a P nor an A document: {document!r}")
-    return P_PROMPTS[style](answer.fen)
+    return chess_text.P_PROMPTS[style](answer.fen)

@@ -13,8 +13,6 @@ from rookexp import chess_text, generate, ops
 from rookexp.tokenizers import Tokenizer
 from rookexp.uci_protocol import Answer, Settings
 
-STYLES = {"bare": chess_text.p_prompt, "padded_prefill": chess_text.p_prompt_padded}
-
 
 class Player:
     """A model that is asked one position at a time."""
@@ -37,7 +35,7 @@ class Player:
 
         At temperature 0 it depends on the position alone, unless it was `stopped`.
         """
-        prompt = STYLES[settings.style](fen)
+        prompt = chess_text.P_PROMPTS[settings.style](fen)
         return choose(prompt + self.complete(prompt, settings, turn, stopped), legal, settings, turn)
 
     def complete(self, prompt: str, settings: Settings, turn: int, stopped: Callable[[], bool]) -> str:
@@ -66,6 +64,11 @@ class Stoppable:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
+
+    def packed(self) -> Any:
+        """The model's faster copy, which can be stopped as well; without that where steps are recorded."""
+        packed = self.model.packed()
+        return packed if self.model.replays is not None else Stoppable(packed, self.stopped, self.eot_id)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The model's, or those of the end of text."""

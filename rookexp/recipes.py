@@ -42,7 +42,7 @@ def taken_out(overrides: Sequence[str], config_name: str, searchpath: Sequence[s
     return [text for text in changes if text not in overrides]
 
 
-def varied(overrides: Sequence[str], config_name: str, searchpath: Sequence[str] = ()) -> list[str]:
+def varied(overrides: Sequence[str], config_name: str, searchpath: Sequence[str]) -> list[str]:
     """The groups whose options vary, or stand beside several recipes, so that no one command can take the values out.
 
     Only those of which a recipe has values. As `taken_out` otherwise.

@@ -167,8 +167,7 @@ def assemble(
         evaluate=evaluate,
         eval_every=eval_every,
         diagnose_every=diagnose_every,
-        save=after_step,
-        save_every=1,  # it sees every step, because a signal may come in any
+        after_step=after_step,
     )
     return Training(trainer, tracker, start, asked, saver, finder)
 

@@ -64,8 +64,7 @@ class Trainer:
         evaluate: Callable[[int], dict[str, float]] | None,
         eval_every: Annotated[int, Ge(1)],
         diagnose_every: Annotated[int, Ge(1)] | None,
-        save: Callable[[int], None] | None,
-        save_every: Annotated[int, Ge(1)],
+        after_step: Callable[[int], None] | None,
     ) -> None:
         self.policy = policy
         self.objective = objective
@@ -83,8 +82,7 @@ class Trainer:
         self.evaluate = evaluate
         self.eval_every = eval_every
         self.diagnose_every = diagnose_every
-        self.save = save
-        self.save_every = save_every
+        self.after_step = after_step  # called when a step is logged
 
     def fit(self, start: int = 0) -> None:
         """Trains from step `start` to the end; what is logged at s is the state after s steps, so 0 is the start.
@@ -101,12 +99,11 @@ class Trainer:
             seconds = time.perf_counter() - began
             metrics |= {"step_s": seconds, "tokens_per_s": metrics.pop("tokens") / seconds}
             done = step + 1
-            last = done == self.steps
-            if self.evaluate is not None and (last or done % self.eval_every == 0):
+            if self.evaluate is not None and (done == self.steps or done % self.eval_every == 0):
                 metrics |= self.evaluate(done)
             self.tracker.log(done, metrics)
-            if self.save is not None and (last or done % self.save_every == 0):
-                self.save(done)
+            if self.after_step is not None:
+                self.after_step(done)
 
     def update(self, step: int, experience: Experience) -> dict[str, float]:
         """`inner_epochs` passes over the experience, `minibatches` optimizer steps each, all at the step's lr.

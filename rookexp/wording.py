@@ -63,11 +63,11 @@ def seeds(n: int) -> str:
     return f"{n} seed{'' if n == 1 else 's'}"
 
 
-def settings(point: Point, shown: int = SHOWN_SETTINGS) -> str:
+def settings(point: Point) -> str:
     """The point's settings that vary, as typed, the first few."""
     listed = [points.label(key, value) for key, value in point.settings.items() if value != runs.ABSENT]
-    more = len(listed) - shown
-    return ", ".join(listed[:shown]) + (f" and {more} more" if more > 0 else "")
+    more = len(listed) - SHOWN_SETTINGS
+    return ", ".join(listed[:SHOWN_SETTINGS]) + (f" and {more} more" if more > 0 else "")
 
 
 def changes(base: Point, other: Point) -> list[tuple[str, str, str]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import pytest
-from annotated_types import Ge, Gt, Interval, Le, Len, Lt, MultipleOf, Predicate
+from annotated_types import Ge, Gt, Interval, Le, Len, Lt
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,7 +53,7 @@ class Record:
     words: Sequence[str] = ()
 
 
-def function(*, side: Annotated[int, Interval(ge=1, le=8), MultipleOf(2)]) -> int:
+def function(*, side: Annotated[int, Interval(ge=1, le=8)]) -> int:
     return side
 
 
@@ -72,9 +72,6 @@ class Silent(Library):
 
 class Heir(Part):
     """Ours, with the keys of another one of ours."""
-
-
-def even(*, n: Annotated[int, Predicate(lambda n: n % 2 == 0)]) -> None: ...
 
 
 PART = {"_target_": f"{HERE}.Part", "weight": 0.5, "shape": "linear"}
@@ -170,10 +167,7 @@ def test_dataclasses_functions_lists_and_open_ends() -> None:
     check.check_node({"_target_": f"{HERE}.open_ended", "first": 1, "anything": None}, "group")
     check.check_node({"parts": [PART, PART], "n": 3}, "group")
     assert "group.parts[1].weight=2" in refused({"parts": [PART, PART | {"weight": 2}]})
-    assert refused({"_target_": f"{HERE}.function", "side": 3}).endswith(
-        "an integer >= 1 and <= 8 and in multiples of 2"
-    )
-    assert refused({"_target_": f"{HERE}.even", "n": 3}) == "group.n=3: allowed: an integer"
+    assert refused({"_target_": f"{HERE}.function", "side": 9}).endswith("an integer >= 1 and <= 8")
 
 
 def test_a_class_without_a_constructor_takes_no_key_that_its_library_would_swallow() -> None:

@@ -67,7 +67,7 @@ def flat(node: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 def first_step(config: Mapping[str, Any], folder: Path) -> dict[str, float]:
     """The metrics of a run's first step."""
     trainer, seen = build.build_training({**config, "steps": 1}, folder).trainer, Record()
-    trainer.tracker, trainer.evaluate, trainer.save = seen, None, None
+    trainer.tracker, trainer.evaluate, trainer.after_step = seen, None, None
     trainer.fit()
     return seen.rows[0]
 

@@ -249,7 +249,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run_before_the_weights_move(valu
     seen: list[Tensor] = []
     made = trainer(
         model, objective, optimizer, lr=1e-3, steps=5, tracker=record, micro_batch=4,
-        save=lambda step: seen.append(flat(model)),
+        after_step=lambda step: seen.append(flat(model)),
     )  # fmt: skip
     with pytest.raises(TrainingDiverged, match=r"step 3: .*not finite.*loss (nan|inf).*lr"):
         made.fit()
@@ -326,7 +326,7 @@ def test_diagnoses_come_every_so_many_steps_and_change_nothing() -> None:
 def test_what_happens_at_which_step() -> None:
     model, record = policy(), Record()
     evaluated: list[int] = []
-    saved: list[tuple[int, int]] = []
+    done: list[tuple[int, int]] = []
 
     def evaluate(step: int) -> dict[str, float]:
         evaluated.append(step)
@@ -334,10 +334,10 @@ def test_what_happens_at_which_step() -> None:
 
     trainer(
         model, grpo(model), lr=1e-3, steps=5, tracker=record, evaluate=evaluate, eval_every=2,
-        save=lambda step: saved.append((step, len(record.rows))), save_every=3,
+        after_step=lambda step: done.append((step, len(record.rows))),
     ).fit()  # fmt: skip
     assert evaluated == [0, 2, 4, 5]
-    assert saved == [(3, 4), (5, 6)]  # a saved step is a logged one
+    assert done == [(step, step + 1) for step in range(1, 6)]  # each is logged before
     assert [row["step"] for row in record.rows] == list(range(6))
     assert record.rows[0] == {"step": 0, "eval/reward": 0.0}
     assert [row["step"] for row in record.rows if "eval/reward" in row] == evaluated

@@ -331,6 +331,15 @@ def tiny_player() -> Player:
     return Player(model=policy.model, tokenizer=policy.tokenizer, autocast=nullcontext)
 
 
+def test_a_stopped_model_says_nothing_more(tiny_player: Player) -> None:
+    long, asked = replace(SETTINGS, temperature=1.0, max_new_tokens=100), iter([False] * 3)
+    cut = tiny_player.complete("P: ", long, 0, lambda: next(asked, True))
+    whole = tiny_player.complete("P: ", long, 0, never)
+    assert len(cut) == 3
+    assert len(whole) > 3
+    assert whole.startswith(cut)
+
+
 def test_a_random_model_plays_legal_moves_that_its_seed_repeats(tiny_player: Player) -> None:
     fast = replace(SETTINGS, temperature=1.0, max_new_tokens=5)
     games = []

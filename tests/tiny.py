@@ -163,8 +163,7 @@ def trainer(
         "evaluate": None,
         "eval_every": 1,
         "diagnose_every": None,
-        "save": None,
-        "save_every": 1,
+        "after_step": None,
     }
     return Trainer(**arguments | changes)
 

@@ -52,7 +52,7 @@ def step(spec: Mapping[str, Any], turns: Turns) -> None:
         for name in ("hidden", "hidden_after"):
             watch.wrap(objective.reference, name, "reference")
     tracker = StepTracker(turns, watch)
-    trainer.tracker, trainer.evaluate, trainer.save = tracker, None, None
+    trainer.tracker, trainer.evaluate, trainer.after_step = tracker, None, None
     tracker.begin()
     trainer.fit()
 

@@ -13,12 +13,11 @@ from annotated_types import Gt
 
 from rookexp.chess_text import (
     MAX_LINES,
+    P_PROMPTS,
     Annotation,
     board_of,
     build_p,
     legal_ucis,
-    p_prompt,
-    p_prompt_padded,
     parse_p,
     pawns_to_cp,
 )
@@ -59,7 +58,7 @@ class PolicyTask:
     ) -> None:
         self.tokenizer = tokenizer
         self.prompts_per_step = prompts
-        self.build = {"bare": p_prompt, "padded_prefill": p_prompt_padded}[style]
+        self.build = P_PROMPTS[style]
         source = positions if isinstance(positions, str) else "the data"
         rows = list(load_annotations(Path(positions)) if isinstance(positions, str) else positions)
         random.Random(f"{seed}/rows").shuffle(rows)
