@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from rookexp.rehearsal import Finding, Rehearsal, Size, Skipped, Subject
 from rookexp.symptoms.answers import evaluation, gold_answers, max_new_tokens
 from rookexp.symptoms.log_probs import log_probs, padding, ratio, reference, rounding
-from rookexp.symptoms.records import end_of_text, prompt_prefix, scored_text, shared_prompt, trained_ids
-from rookexp.symptoms.weights import dropout, master_weights, update
+from rookexp.symptoms.records import advantages, end_of_text, prompt_prefix, scored_text, shared_prompt, trained_ids
+from rookexp.symptoms.weights import dropout, master_weights, policy_loss, update
 
 Check = Callable[[Rehearsal], str | Finding | Skipped]
 
@@ -33,12 +33,14 @@ CHECKS: dict[Check, tuple[Check, ...]] = {
     trained_ids: (shared_prompt, prompt_prefix),
     end_of_text: (shared_prompt, prompt_prefix, trained_ids),
     scored_text: (shared_prompt,),
+    advantages: (gold_answers, scored_text, *RECORDS),
     log_probs: (dropout, master_weights, *RECORDS),
     padding: (log_probs,),
     rounding: (log_probs,),
     reference: (dropout, master_weights, *RECORDS),
-    ratio: (log_probs,),
-    update: (master_weights, *RECORDS),
+    policy_loss: (dropout, log_probs, *RECORDS),
+    ratio: (log_probs, policy_loss),
+    update: (master_weights, policy_loss, reference, *RECORDS),
 }
 
 

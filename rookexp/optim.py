@@ -97,6 +97,10 @@ class MuonAdamW(torch.optim.Optimizer):
         super().__init__(groups, {})
         self._adamw = uncompiled(torch.optim.AdamW)([torch.empty(0)])  # of which only the step is used
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy is made of; the base class names its own attributes alone."""
+        return {**super().__getstate__(), "_adamw": self._adamw}
+
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One update; a gradient of None is no update."""

@@ -12,7 +12,10 @@ from torch import Tensor
 
 
 class Reciter:
-    """A policy that says the next script after each prompt, whatever it is asked, and is sure of every word."""
+    """A policy that says the next script in each row, whatever it is asked, and is sure of every word.
+
+    The rows of a prompt stand together, and their scripts begin with the same word.
+    """
 
     replays = None
 
@@ -22,22 +25,22 @@ class Reciter:
         self.vocabulary = len(policy.head_weight)
         longest = max(map(len, scripts)) + 1
         padded = [[*script, *[script[-1]] * (longest - len(script))] for script in scripts]
-        self.scripts = torch.tensor(padded, device=policy.head_weight.device)  # (P, C)
-        self.asked = 0  # prompts that have come, in one batch or several
+        self.scripts = torch.tensor(padded, device=policy.head_weight.device)  # (N, C)
+        self.asked = 0  # rows that have come, in one batch or several
 
     def prefill(
         self, tokens: Int[Tensor, "p t"], lengths: Int[Tensor, " p"], group_size: int, capacity: int
     ) -> tuple[Int[Tensor, "p 1"], Reciter]:
-        """The first word of each prompt's script in place of its hidden state; the cache is this object."""
-        prompts = torch.arange(self.asked, self.asked + len(tokens), device=tokens.device)
-        self.asked += len(tokens)
-        self.owner = prompts.repeat_interleave(group_size)
-        self.place = torch.zeros_like(self.owner)
-        return self.scripts[prompts, :1], self
+        """The first word of each prompt's scripts in place of its hidden state; the cache is this object."""
+        count = len(tokens) * group_size
+        self.row = torch.arange(self.asked, self.asked + count, device=tokens.device)
+        self.asked += count
+        self.place = torch.zeros_like(self.row)
+        return self.scripts[self.row[::group_size], :1], self
 
     def keep(self, rows: Int[Tensor, " n"]) -> None:
         """Drops all rows but these."""
-        self.owner, self.place = self.owner[rows], self.place[rows]
+        self.row, self.place = self.row[rows], self.place[rows]
 
     def advance(self, taken: Int[Tensor, " n"]) -> None:
         """Of the words of the last `decode_ahead`, each row's first `taken` were said."""
@@ -56,7 +59,7 @@ class Reciter:
     def decode_ahead(self, tokens: Int[Tensor, "n m"], cache: Reciter) -> Int[Tensor, "n m 1"]:
         """The next words of each row."""
         places = self.place[:, None] + torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
-        return self.scripts[self.owner[:, None], places.clamp(max=self.scripts.shape[1] - 1), None]
+        return self.scripts[self.row[:, None], places.clamp(max=self.scripts.shape[1] - 1), None]
 
     def logits(self, hidden: Int[Tensor, "*n 1"]) -> Float[Tensor, "*n v"]:
         """Certainty of the word."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -87,9 +88,10 @@ class Skipped:
 class Recital:
     """What became of ids that are known, because a `Reciter` said them."""
 
-    scripts: tuple[tuple[int, ...], ...]  # said after each prompt, end-of-text included
+    scripts: tuple[tuple[int, ...], ...]  # said in each row, end-of-text included
     experience: Experience
     scored: tuple[str, ...]  # the text of each row as the reward got it
+    rewards: tuple[float, ...]  # and what it gave
 
 
 class Rehearsal:
@@ -141,29 +143,35 @@ class Rehearsal:
         return self.objective().collect(self.subject.step)[0]
 
     @cached_property
-    def blind(self) -> list[list[int]]:
-        """Ids for each prompt that are drawn blindly: no tokenizer would have chosen them for their text."""
+    def blind(self) -> list[list[list[int]]]:
+        """Ids for each row of each prompt, drawn blindly: no tokenizer would have chosen them for their text."""
         eot, vocabulary = self.words.eot_id, self.policy.head_weight.shape[0]
         generator = torch.Generator().manual_seed(0)
-        drawn = torch.randint(1, vocabulary, (len(self.prompts), self.tokens - 1), generator=generator)
+        drawn = torch.randint(1, vocabulary, (len(self.prompts), self.rows, self.tokens - 1), generator=generator)
         return [*((drawn + eot) % vocabulary).tolist()]
 
     @cached_property
     def recited(self) -> Recital:
-        """What becomes of blind ids and, after every second prompt, of a gold answer that fits."""
+        """What becomes of a gold answer that fits, in the first row of a prompt, and of blind ids in the others.
+
+        Of lone rows every second one has the gold answer.
+        """
         gold = {prompt.text: self.words.encode(answer) for prompt, answer in self.golds}
         own = self.own.source
         scripts = []
         for i, prompt in enumerate(self.prompts):
-            answer = gold.get(prompt.text, [])
-            ids = answer if i % 2 and 0 < len(answer) < own.sampling_of(prompt).max_new_tokens else self.blind[i]
-            scripts.append((*ids, self.words.eot_id))
+            answer, (first, *others) = gold.get(prompt.text, []), self.blind[i]
+            if 0 < len(answer) < own.sampling_of(prompt).max_new_tokens and (others or i % 2):
+                first = answer
+            scripts += [(*ids, self.words.eot_id) for ids in (first, *([first[0], *ids[1:]] for ids in others))]
         reward = _Listening(own.reward)
         whole: dict[str, Any] = {"reward": reward, "sampling": own.sampling, "own_sampling": own.own_sampling}
-        said = [scripts[p] for some, _ in own.batches(self.prompts) for p in some]
+        rows = range(self.rows)
+        said = [scripts[p * self.rows + g] for some, _ in own.batches(self.prompts) for p in some for g in rows]
         objective = self.objective(policy=Reciter(self.policy, said), **whole)
+        objective.kl_in_reward = False
         experience = objective.collect(self.subject.step)[0]
-        return Recital(tuple(scripts), experience, tuple(reward.texts))
+        return Recital(tuple(scripts), experience, tuple(reward.texts), tuple(reward.rewards))
 
     @cached_property
     def golds(self) -> tuple[tuple[Prompt, str], ...]:
@@ -198,9 +206,27 @@ class Rehearsal:
         with torch.no_grad():
             return [self.policy.hidden(row[None, :end])[0] for row, end in zip(self.sampled.tokens, ends, strict=True)]
 
-    def greedy(self, prompts: Sequence[Sequence[int]]) -> list[Tensor]:
-        """The log-prob of each token of the greedy answers to these ids, sampled together, in fp32."""
-        samples = generate.greedy(self.policy, prompts, self.tokens, self.words.eot_id)
+    @cached_property
+    def apart(self) -> dict[str, float]:
+        """How far what is said of rows together is from what is said of each alone, in nats, of who says it."""
+        ids = [prompt.ids for prompt in self.prompts]
+        ids.append(ids[-1][: (len(ids[-1]) + 1) // 2])  # so that there is padding, whatever the prompts
+        # What the first row says early ends an answer here, so that it leaves the others to go on.
+        samples = generate.greedy(self.policy, ids[:1], self.tokens, self.words.eot_id)
+        end = int(samples.tokens[samples.mask][: self.tokens // 2][-1])
+        answers = zip(self.greedy(ids, end), [self.greedy([each], end)[0] for each in ids], strict=True)
+        alone = []
+        for i, hidden in enumerate(self.hidden):
+            row = self.sampled.rows(torch.tensor([i], device=self.device), len(hidden))
+            alone.append(self.trained(self.objective(), row))
+        return {
+            "the sampler": max(gap(together, apart) for together, apart in answers),
+            "the training forward": gap(self.trained_on, torch.cat(alone)),
+        }
+
+    def greedy(self, prompts: Sequence[Sequence[int]], end: int) -> list[Tensor]:
+        """The log-prob of each token of the greedy answers to these ids, up to an `end`, sampled together, in fp32."""
+        samples = generate.greedy(self.policy, prompts, self.tokens, end)
         return [row[kept] for row, kept in zip(samples.logprobs, samples.mask, strict=True)]
 
     def trained(self, objective: GRPO, rows: Experience) -> Float[Tensor, " m"]:
@@ -229,16 +255,18 @@ class Rehearsal:
 
 
 class _Listening:
-    """A reward that remembers what it was given."""
+    """A reward that remembers what it was given, and gave."""
 
     def __init__(self, reward: Reward) -> None:
         self.reward = reward
         self.texts: Sequence[str] = ()
+        self.rewards: Sequence[float] = ()
 
     def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
         """The reward's scores."""
-        self.texts = texts
-        return self.reward.score(prompts, texts)
+        scores = self.reward.score(prompts, texts)
+        self.texts, self.rewards = texts, scores.rewards.tolist()
+        return scores
 
 
 class _Asked:
@@ -250,6 +278,11 @@ class _Asked:
     def select(self, step: int) -> tuple[Prompt, ...]:
         """All of them."""
         return self.prompts
+
+
+def gap(one: Tensor, other: Tensor) -> float:
+    """The largest difference; infinite for different shapes."""
+    return float((one - other).abs().max()) if one.shape == other.shape else math.inf
 
 
 def altered(part: Part, **changes: Any) -> Part:

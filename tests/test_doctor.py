@@ -145,6 +145,8 @@ def test_a_healthy_run_has_no_finding(name: str) -> None:
     assert not findings
     expected = {} if "bf16" in name else {"rounding": "the run computes in fp32"}
     expected |= {"reference": "the coefficient is always 0"} if name == "no kl" else {}
+    lonely = {"advantages": "the baseline does not compare the rows of a group"}
+    expected |= lonely if name in ("alone", "gae") else {}
     assert skipped == expected
 
 
@@ -373,12 +375,91 @@ def gold_cut(patch: Patch) -> World:
     return World(task=AskVowels(gold="aeioaeio"))
 
 
+def frozen(patch: Patch) -> World:
+    model = policy()
+    model.blocks[0].requires_grad_(False)  # type: ignore[operator]
+    return World(model)
+
+
+def dropout_in_the_training_forward(patch: Patch) -> World:
+    hidden_after = GPT2.hidden_after
+    patch.setattr(GPT2, "hidden_after", lambda self, *asked: nn.functional.dropout(hidden_after(self, *asked), 0.1))
+    return World()
+
+
+def other_rows_kept(patch: Patch) -> World:
+    keep = KVCache.keep
+    patch.setattr(KVCache, "keep", lambda self, rows: keep(self, torch.arange(len(rows))))
+    return World()
+
+
+class Upwards(losses.Reinforce):
+    """Climbs what it should descend."""
+
+    def __call__(self, logprobs: Tensor, old: Tensor, advantages: Tensor, row: Tensor) -> Tensor:
+        return -super().__call__(logprobs, old, advantages, row)
+
+
+def wrong_sign(patch: Patch) -> World:
+    return World(objective={"policy_loss": Upwards()})
+
+
+class ClippedLogRatio(losses.Clip):
+    """Clips the logarithm as if it were the ratio."""
+
+    def ratio(self, logprobs: Tensor, old: Tensor, row: Tensor) -> Tensor:
+        return (logprobs - old).clamp(0.8, 1.2).exp()
+
+
+def clipped_log_ratio(patch: Patch) -> World:
+    return World(objective={"policy_loss": ClippedLogRatio(clip_low=0.2, clip_high=0.2)})
+
+
+def advantages_upside_down(patch: Patch) -> World:
+    compare = baselines.GroupMean.forward
+    patch.setattr(baselines.GroupMean, "forward", lambda self, *asked: -compare(self, *asked))
+    return World()
+
+
+def rewards_by_completion(patch: Patch) -> World:
+    compare = baselines.GroupMean.forward
+
+    def mixed_up(self: baselines.GroupMean, rewards: Tensor, tasks: Sequence[str]) -> Tensor:
+        return compare(self, rewards.flatten().view(rewards.shape[1], -1).T, tasks)
+
+    patch.setattr(baselines.GroupMean, "forward", mixed_up)
+    return World()
+
+
+def texts_rolled_in_a_group(patch: Patch) -> World:
+    def rolled(self: RolloutSource, r: Rollouts) -> Rollouts:
+        groups = [r.texts[i : i + self.group_size] for i in range(0, len(r.texts), self.group_size)]
+        return replace(r, texts=tuple(text for group in groups for text in (*group[1:], group[0])))
+
+    sampled(patch, rolled)
+    return World()
+
+
+def the_policy_as_reference(patch: Patch) -> World:
+    world = World()
+    subject = world.subject()
+    subject.objective.reference = subject.objective.policy
+    patch.setattr(world, "subject", lambda: subject, raising=False)
+    return world
+
+
+def averaged_in_each_micro_batch(patch: Patch) -> World:
+    loss = GRPO.loss
+    patch.setattr(GRPO, "loss", lambda self, rows: loss(self, replace(rows, weights=rows.weights / rows.weights.sum())))
+    return World()
+
+
 def rate_too_small(patch: Patch) -> World:
     return World(lr=1e-12)
 
 
 def nothing_to_learn(patch: Patch) -> World:
-    return World(objective={"policy_loss": Detached(), "coefficient": coefficients.NoKL(), "entropy_coef": 0.0})
+    return World(objective={"policy_loss": Detached()})
 
 
 class Detached(losses.Reinforce):
@@ -432,7 +513,17 @@ PLANTED: dict[Callable[[Patch], World], tuple[str, str]] = {
     another_parser: ("evaluation", "a parser of its own"),
     gold_cut: ("max new tokens", "cut off by grpo.max_new_tokens=6"),
     rate_too_small: ("update", "learning rate too small"),
-    nothing_to_learn: ("update", "cut off from the policy"),
+    frozen: ("master weights", "frozen by mistake"),
+    dropout_in_the_training_forward: ("dropout", "dropout left on"),
+    other_rows_kept: ("padding", "cache that drops the wrong rows"),
+    wrong_sign: ("policy loss", "wrong sign"),
+    clipped_log_ratio: ("policy loss", "cut off"),
+    advantages_upside_down: ("advantages", "a wrong sign"),
+    rewards_by_completion: ("advantages", "rewards of other rows"),
+    texts_rolled_in_a_group: ("scored text", "the text of another row"),
+    the_policy_as_reference: ("reference", "shallow copy"),
+    averaged_in_each_micro_batch: ("update", "averaged anew in each micro-batch"),
+    nothing_to_learn: ("policy loss", "cut off from the policy"),
     another_reference: ("reference", "no copy of the policy"),
     stale_log_probs: ("ratio", "old log-probs of another policy"),
 }
@@ -481,7 +572,7 @@ def test_a_training_is_the_same_with_and_without_the_check(
     for word in ("quick", "off"):
         assert shell("train", f"{SMALL} kl.warmup=1 optim.lr=0.01 doctor={word} hydra.run.dir={word}") == 0
         out = capsys.readouterr().out
-        assert out.count("self-check: nothing found by 16 checks in ") == (word == "quick")
+        assert out.count("self-check: nothing found by 18 checks in ") == (word == "quick")
         assert "OK" not in out
     rows = [
         [json.loads(line) for line in (tmp_path / word / "metrics.jsonl").read_text().splitlines()]
@@ -525,11 +616,11 @@ def test_the_door_prints_a_line_for_every_check(shell: Shell, capsys: pytest.Cap
     *lines, last = capsys.readouterr().out.splitlines()
     assert len(lines) == len(checkup.CHECKS)
     assert all(line.startswith("OK  ") or line == "SKIP rounding: the run computes in fp32" for line in lines)
-    assert last.startswith("self-check: nothing found by 16 checks in ")
+    assert last.startswith("self-check: nothing found by 18 checks in ")
     assert shell("doctor", f"{SMALL} optim.lr=1e-30") == 1
     captured = capsys.readouterr()
     assert captured.out.count("FINDING") == 1
-    assert captured.out.count("OK  ") == 14
+    assert captured.out.count("OK  ") == 16
     assert captured.err.count("\n") == 1
 
 

@@ -133,6 +133,9 @@ def test_muon_goes_on_from_its_saved_state_bit_by_bit() -> None:
     other = copy.deepcopy(model)
     continued = MUON.optimizer(other, {})
     continued.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    copied, copied_optimizer = copy.deepcopy((model, optimizer))  # as the self-check does
     train(model, optimizer, 2)
     train(other, continued, 2)
+    train(copied, copied_optimizer, 2)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), copied.parameters(), strict=True))
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))

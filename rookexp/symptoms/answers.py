@@ -59,7 +59,7 @@ def evaluation(case: Rehearsal) -> str | Finding:
     """The evaluation reads and scores a text as training does: gold answers, and ids that say nothing."""
     gold = {prompt.text: case.words.encode(answer) for prompt, answer in case.golds}
     room = case.subject.greedy.length_of
-    said = [(prompt, ids[: room(prompt) - 1]) for prompt, ids in zip(case.prompts, case.blind, strict=True)]
+    said = [(prompt, ids[: room(prompt) - 1]) for prompt, (ids, *_) in zip(case.prompts, case.blind, strict=True)]
     said += [(prompt, gold[prompt.text]) for prompt in case.prompts if prompt.text in gold]
     prompts, texts = [prompt for prompt, _ in said], [case.words.decode(ids) for _, ids in said]
     greedy = altered(case.subject.greedy, prompts=prompts)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from itertools import product
 
 import torch
 from torch import Tensor
 
-from rookexp.rehearsal import Finding, Rehearsal, Skipped, altered
+from rookexp.rehearsal import Finding, Rehearsal, Skipped, altered, gap
 
 EXACT_NATS = 1e-4  # two ways to compute a log-prob in fp32 differ by less
 ROUNDED_NATS = 0.05  # and by less than this under bf16 autocast, on average over tokens
 KL_NATS = 1e-6  # a divergence of a policy from itself is below this in fp32
 EXPLAINED_SHARE = 0.5  # a mistake that explains so many of the wrong log-probs is the cause
 PADDED = (
-    "positions that count the padding (left padding), or padding that is attended to",
-    "pad on the right and number positions from each row's own first token.",
+    "positions that count the padding (left padding), attended padding, or a cache that drops the wrong rows",
+    "pad on the right, number positions from each row's own first token, and keep the rows that go on.",
 )
 
 
@@ -28,7 +27,7 @@ def log_probs(case: Rehearsal) -> str | Finding:
         "the sampler": case.sampled.logprobs[case.sampled.weights != 0],
         "the training forward": case.trained_on,
     }
-    errors = {name: _gap(values, plain) for name, values in sources.items()}
+    errors = {name: gap(values, plain) for name, values in sources.items()}
     for name, error in errors.items():
         if not error <= EXACT_NATS:
             cause, fix = _explained(case, sources[name], plain, name)
@@ -38,7 +37,7 @@ def log_probs(case: Rehearsal) -> str | Finding:
 
 def padding(case: Rehearsal) -> str | Finding:
     """What is said, and what is learned from it, is the same for rows together and alone, with padding and without."""
-    errors = _apart(case)
+    errors = case.apart
     for name, error in errors.items():
         if not error <= EXACT_NATS:
             return Finding(f"{name} gives rows together up to {error:.2g} nats more or less than alone", *PADDED)
@@ -60,11 +59,16 @@ def rounding(case: Rehearsal) -> str | Finding | Skipped:
 
 
 def reference(case: Rehearsal) -> str | Finding | Skipped:
-    """The divergence of the policy from its reference is 0 before the first step."""
-    if case.subject.step or case.own.reference is None:
-        return Skipped(
-            "the run has moved on from its reference" if case.subject.step else "the coefficient is always 0"
-        )
+    """The reference has weights of its own, and before the first step the divergence from it is 0."""
+    if case.own.reference is None:
+        return Skipped("the coefficient is always 0")
+    weights = {parameter.data_ptr() for parameter in case.policy.parameters()}
+    shared = sum(parameter.data_ptr() in weights for parameter in case.own.reference.parameters())
+    if shared:
+        cause = "a reference that is the policy, or a shallow copy of it: the divergence stays 0 for ever"
+        return Finding(f"the reference shares {shared} tensors with the policy", cause, "make a deep copy.")
+    if case.subject.step:
+        return Skipped("the run has moved on from its reference")
     with torch.no_grad():
         terms = case.objective().loss(case.sampled)
     error = max(_largest(values) for name, values in terms.per_token.items() if name in ("kl", "kl/k2", "kl/k3"))
@@ -111,35 +115,19 @@ def _explained(case: Rehearsal, values: Tensor, plain: Tensor, whose: str) -> tu
         for position, token in product((-1, 0, 1), repeat=2)
     }
     wrong = (values - plain).abs() > EXACT_NATS
-    shares = {said: float(((values - m).abs() < 10 * EXACT_NATS)[wrong].float().mean()) for said, m in mistakes.items()}
+    shares = {
+        said: float(((values - made).abs() < 10 * EXACT_NATS)[wrong].float().mean())
+        for said, made in mistakes.items()
+        if not gap(made[wrong], plain[wrong]) <= 10 * EXACT_NATS  # else it is none
+    }
     best = max(shares, key=lambda said: shares[said])
     if shares[best] > EXPLAINED_SHARE:
         return best
     if case.filtered and bool((values > plain - EXACT_NATS).all()):
         return f"log-probs of {whose} renormalised over top_k or top_p", "take them over the whole vocabulary."
-    if not _apart(case)[whose] <= EXACT_NATS:
+    if not case.apart[whose] <= EXACT_NATS:
         return PADDED
     return f"positions, mask or cache of {whose}", "compare it with policy.hidden on one row without padding."
-
-
-def _apart(case: Rehearsal) -> dict[str, float]:
-    """How far what is said of rows together is from what is said of each alone, in nats, of who says it."""
-    ids = [prompt.ids for prompt in case.prompts]
-    ids.append(ids[-1][: (len(ids[-1]) + 1) // 2])  # so that there is padding, whatever the prompts
-    answers = zip(case.greedy(ids), [case.greedy([each])[0] for each in ids], strict=True)
-    alone = []
-    for i, hidden in enumerate(case.hidden):
-        row = case.sampled.rows(torch.tensor([i], device=case.device), len(hidden))
-        alone.append(case.trained(case.objective(), row))
-    return {
-        "the sampler": max(_gap(together, apart) for together, apart in answers),
-        "the training forward": _gap(case.trained_on, torch.cat(alone)),
-    }
-
-
-def _gap(one: Tensor, other: Tensor) -> float:
-    """The largest difference; infinite for different shapes."""
-    return _largest(one - other) if one.shape == other.shape else math.inf
 
 
 def _largest(values: Tensor) -> float:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from rookexp.rehearsal import Finding, Rehearsal
+import torch
+
+from rookexp.rehearsal import Finding, Rehearsal, Skipped
+from rookexp.symptoms.answers import SAME_REWARD
 
 
 def prompt_prefix(case: Rehearsal) -> str | Finding:
@@ -41,7 +44,7 @@ def shared_prompt(case: Rehearsal) -> str | Finding:
 def trained_ids(case: Rehearsal) -> str | Finding:
     """The completion ids that are trained are those that were sampled, all of them and no others but for the end."""
     for i, (row, weighted) in enumerate(zip(*_recited_rows(case), strict=True)):
-        prompt, script = case.prompts[i // case.rows], case.recited.scripts[i // case.rows]
+        prompt, script = case.prompts[i // case.rows], case.recited.scripts[i]
         start = len(prompt.ids)
         if tuple(row[start : start + len(script) - 1]) != script[:-1]:
             again = case.words.encode(case.words.decode(script))
@@ -62,7 +65,7 @@ def trained_ids(case: Rehearsal) -> str | Finding:
 def end_of_text(case: Rehearsal) -> str | Finding:
     """The end-of-text that was sampled is in the row and in the loss."""
     for i, (row, weighted) in enumerate(zip(*_recited_rows(case), strict=True)):
-        end = len(case.prompts[i // case.rows].ids) + len(case.recited.scripts[i // case.rows]) - 1
+        end = len(case.prompts[i // case.rows].ids) + len(case.recited.scripts[i]) - 1
         if end >= len(row) or row[end] != case.words.eot_id or end not in weighted:
             fix = "count it as a completion token, so that the policy learns when to stop."
             return Finding(
@@ -75,16 +78,42 @@ def scored_text(case: Rehearsal) -> str | Finding:
     """The reward gets the text of the sampled ids, to the letter."""
     for i, given in enumerate(case.recited.scored):
         prompt = case.prompts[i // case.rows].text
-        said = case.words.decode(case.recited.scripts[i // case.rows])
+        said = case.words.decode(case.recited.scripts[i])
         if given != said:
             causes = {
                 prompt + said: "the prompt left in the completion",
                 said.strip(): "white space stripped from the completion",
                 said[len(prompt) :]: "a prompt stripped from a completion that does not hold it",
             }
+            if given in map(case.words.decode, case.recited.scripts):
+                causes[given] = "the text of another row"
             cause = causes.get(given, "a completion decoded or cut in another way")
             return Finding(f"the reward got {given!r} where {said!r} was sampled", cause, "score what was sampled.")
     return f"the reward gets the text of the sampled ids in {len(case.recited.scored)} rows"
+
+
+def advantages(case: Rehearsal) -> str | Finding | Skipped:
+    """In a group with one best row that row has the highest advantage, and it is above 0."""
+    if not case.own.baseline.needs_groups:
+        return Skipped("the baseline does not compare the rows of a group")
+    experience = case.recited.experience
+    per_row = experience.advantages.sum(1) / (experience.weights != 0).sum(1).clamp(min=1)
+    groups = zip(torch.tensor(case.recited.rewards).split(case.rows), per_row.cpu().split(case.rows), strict=True)
+    seen = 0
+    for group, (rewards, found) in enumerate(groups):
+        best, second = rewards.topk(2).values
+        if best <= second + SAME_REWARD or not found.any():
+            continue  # equal answers, or a baseline that learns nothing from such a group
+        seen += 1
+        others = torch.cat((found[rewards < best], torch.zeros(1)))
+        if found[rewards.argmax()] <= others.max():
+            given, made = ([round(value, 3) for value in values.tolist()] for values in (rewards, found))
+            return Finding(
+                f"the rewards {given} of group {group} become the advantages {made}",
+                "rewards of other rows, a wrong sign, or a mean over something else than the group",
+                "compare each reward with those of its own prompt, in the order of the rows.",
+            )
+    return f"the best row of each of {seen} groups has the highest advantage" if seen else Skipped("no row is the best")
 
 
 def _recited_rows(case: Rehearsal) -> tuple[list[list[int]], list[list[int]]]:

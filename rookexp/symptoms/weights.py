@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from rookexp.rehearsal import Finding, Rehearsal, altered
+from rookexp.rehearsal import Finding, Rehearsal, altered, gap
 
 SAME = 1e-5  # two forwards of the same tokens differ by less
+SMALL_STEP = 1e-3  # norm of a step that is small beside any weights
+ROUNDED = 1e-6  # nats; a change below it says nothing
+SAME_GRADIENT = 1e-3  # relative; rounding in fp32 is below
 FELT_GRADIENT, MOVED_SHARE = 1e-6, 0.99  # of the weights with such a gradient so many must move
 
 
@@ -26,15 +31,16 @@ def dropout(case: Rehearsal) -> str | Finding:
     ]
     tokens = torch.tensor([case.prompts[-1].ids], device=case.device)
     with torch.no_grad():
-        error = float((case.policy.hidden(tokens) - case.policy.hidden(tokens)).abs().max())
+        plain = float((case.policy.hidden(tokens) - case.policy.hidden(tokens)).abs().max())
+    error = max(plain, gap(case.trained_on, case.trained(case.objective(), case.sampled)))
     if active or error > SAME:
-        seen = f"{len(active)} active dropout modules {active[:2]}, two forwards of one prompt differ by {error:.2g}"
+        seen = f"{len(active)} active dropout modules {active[:2]}, two forwards of the same rows differ by {error:.2g}"
         return Finding(seen, "dropout left on in the policy", "set its p to 0 or call model.eval() when it is loaded.")
-    return f"no active dropout module; two forwards of one prompt differ by {error:.0g}"
+    return f"no active dropout module; two forwards of the same rows differ by {error:.0g}"
 
 
 def master_weights(case: Rehearsal) -> str | Finding:
-    """What the optimizer moves has at least the precision of fp32, and it is all that can be trained."""
+    """What the optimizer moves has at least the precision of fp32, and it is the whole policy."""
     held = case.subject.trainer.parameters
     low = [p for p in held if p.element_size() < 4]
     if low:
@@ -43,36 +49,70 @@ def master_weights(case: Rehearsal) -> str | Finding:
         fix = "load the model in fp32; hardware.precision=bf16 lowers the products alone."
         return Finding(seen, cause, fix)
     known = set(map(id, held))
-    left_out = [p for p in case.policy.parameters() if p.requires_grad and id(p) not in known]
+    left_out = [p for p in case.policy.parameters() if id(p) not in known or not p.requires_grad]
+    frozen = sum(not p.requires_grad for p in left_out)
+    if frozen:
+        seen = f"{frozen} of the policy's tensors have requires_grad=False"
+        return Finding(seen, "a part of the model frozen by mistake", "call requires_grad_(True) on the policy.")
     if left_out:
         seen = f"{len(left_out)} of the policy's tensors can be trained and are not in the optimizer"
         return Finding(seen, "an optimizer made from another copy of the model", "make it from the model in use.")
     return f"{len(held)} tensors of {held[0].dtype} and {sum(p.numel() for p in held)} weights, all in the optimizer"
 
 
+def policy_loss(case: Rehearsal) -> str | Finding:
+    """A small step against the gradient makes what was better likelier, and what was worse less likely; by a copy."""
+    changes = {}
+    for sign, which in ((1.0, "better"), (-1.0, "worse")):
+        twin = copy.deepcopy(case.policy)
+        objective = altered(case.objective(), policy=twin)
+        rows = replace(case.sampled, advantages=sign * (case.sampled.weights != 0))
+        weights = rows.weights[rows.weights != 0]
+        before = case.trained(objective, rows)
+        loss = objective.loss(rows).terms["policy"]
+        parameters = [p for p in twin.parameters() if p.requires_grad]
+        found = torch.autograd.grad(loss, parameters, allow_unused=True) if loss.requires_grad else [None]
+        norm = math.hypot(*(float(g.norm()) for g in found if g is not None))
+        if not norm:
+            seen = f"the policy loss has no gradient where a completion was {which} than expected"
+            return Finding(seen, "a loss cut off from the policy", "look for detach(), no_grad() and clamps in it.")
+        with torch.no_grad():
+            for parameter, gradient in zip(parameters, found, strict=True):
+                parameter.sub_(0.0 if gradient is None else gradient * (SMALL_STEP / norm))
+        changes[which] = float(((case.trained(objective, rows) - before) * weights).sum())
+        if changes[which] * sign < -ROUNDED:
+            seen = (
+                f"a step down the policy loss changes the log-probs of what was {which} by {changes[which]:+.2g} nats"
+            )
+            return Finding(seen, "a policy loss of the wrong sign", "minimise -ratio * advantage.")
+    told = ", ".join(f"{change:+.0e} nats where it was {which}" for which, change in changes.items())
+    return f"a small step down the policy loss changes what was said by {told}"
+
+
 def update(case: Rehearsal) -> str | Finding:
     """One optimizer step at the largest rate of the run moves 99 % of the weights with a gradient above 1e-6.
 
-    Of copies: every completion counts as better than expected, whatever its reward.
+    That gradient is the same whatever the micro-batch. Of copies, in fp32: every completion counts as better than
+    expected, whatever its reward.
     """
     trainer, source = case.subject.trainer, case.own.source
     shared = [source.reward, source.task, source.tokenizer, case.own.reference]
     kept = {id(part): part for part in shared if part is not None}  # what is not copied
-    objective, optimizer = copy.deepcopy((case.objective(case.own.autocast), trainer.optimizer), kept)
+    objective, optimizer = copy.deepcopy((case.objective(), trainer.optimizer), kept)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    before: list[tuple[Tensor, Tensor]] = []  # the weights, and which of them feel a gradient
-    optimizer.register_step_pre_hook(
-        lambda *_: before.extend((p.detach().clone(), _felt(p)) for p in parameters)  # after clipping, before moving
-    )
+    before = [p.detach().clone() for p in parameters]
+    gradients: list[list[Tensor]] = []
+    optimizer.register_step_pre_hook(lambda *_: gradients.append([_gradient(p) for p in parameters]))  # clipped
     factor = max(map(trainer.schedule, range(trainer.steps)))
     twin = altered(
         trainer, policy=objective.policy, objective=objective, optimizer=optimizer, parameters=parameters,
         schedule=lambda step: factor, inner_epochs=1, minibatches=1, diagnose_every=None,
     )  # fmt: skip
-    weighted = (case.sampled.weights != 0).float()
-    twin.update(case.subject.step, replace(case.sampled, advantages=weighted))
-    moved = sum(int(((p != old) & felt).sum()) for p, (old, felt) in zip(parameters, before, strict=True))
-    count = sum(int(felt.sum()) for _, felt in before)
+    better = replace(case.sampled, advantages=(case.sampled.weights != 0).float())
+    norms = [altered(twin, micro_batch=len(better.tokens)).update(case.subject.step, better)["grad_norm"]]
+    felt = [gradient.abs() > FELT_GRADIENT for gradient in gradients[0]]
+    moved = sum(int(((p != old) & own).sum()) for p, old, own in zip(parameters, before, felt, strict=True))
+    count = sum(int(own.sum()) for own in felt)
     if not count:
         seen = f"no weight has a gradient above {FELT_GRADIENT:g}"
         return Finding(seen, "a loss cut off from the policy", "look for detach() and no_grad in the training forward.")
@@ -80,10 +120,23 @@ def update(case: Rehearsal) -> str | Finding:
     seen = f"an update at the largest rate {rate:g} moves {moved / count:.1%} of the {count} weights with a gradient"
     if moved < MOVED_SHARE * count:
         return Finding(seen, "a learning rate too small for the weights' precision", "raise optim.lr.")
-    return seen
+    with torch.no_grad():
+        for parameter, old in zip(parameters, before, strict=True):
+            parameter.copy_(old)
+    norms.append(altered(twin, micro_batch=1).update(case.subject.step, better)["grad_norm"])
+    # As they were before they were clipped, for that would hide a factor.
+    whole, cut = ([g * (norm / _norm(own)) for g in own] for own, norm in zip(gradients, norms, strict=True))
+    error = _norm([a - b for a, b in zip(whole, cut, strict=True)]) / norms[0]
+    if not error <= SAME_GRADIENT:
+        seen = f"the gradient of rows one by one is {error:.1%} off that of all rows together"
+        cause = "a loss that is averaged anew in each micro-batch"
+        return Finding(seen, cause, "give each token its weight in the whole step, and add the micro-batches up.")
+    return f"{seen}, the same whatever the micro-batch"
 
 
-def _felt(parameter: Tensor) -> Tensor:
-    """Where the gradient is large enough to have to move the weight."""
-    gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-    return gradient.abs() > FELT_GRADIENT
+def _gradient(parameter: Tensor) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach().clone()
+
+
+def _norm(tensors: Sequence[Tensor]) -> float:
+    return math.hypot(*(float(tensor.norm()) for tensor in tensors))
