@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
@@ -121,6 +121,8 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
     run = Run(**check_config(config))
     start = session.find_start(run.resume, run.steps, run_folder)
     grpo, hardware = config["grpo"], make(config["hardware"])
+    if start.checkpoint is not None:
+        fitting.refuse_another_batch(hardware, grpo["prompts_per_step"], run_folder)
     check_rows(grpo)
     policy = load_policy(config, hardware)
     objects = {
@@ -158,7 +160,15 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
         for doubt in doubts(policy, prompts, hardware.autocast):
             print(f"warning: {doubt}", file=sys.stderr, flush=True)
     greedy = make(without(config["eval"], ALSO["eval"]), prompts=prompts, **objects)
-    batch = fitting.Batch(grpo["prompts_per_step"], grpo["group_size"], grpo["minibatches"])
+
+    def can_ask(count: int) -> bool:
+        try:
+            make(with_prompts(config["task"], grpo["prompts_per_step"], count), **objects)
+        except (ConfigError, DataError):
+            return False
+        return True
+
+    batch = fitting.Batch(grpo["prompts_per_step"], grpo["group_size"], grpo["minibatches"], can_ask)
     places = policy.model.config.n_positions
     finder = fitting.for_rollouts(hardware, objective.source, greedy, range(run.steps), places, batch)
 
@@ -185,6 +195,16 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
         finder=finder,
     )
     return replace(training, subject=Subject(objective, training.trainer, greedy, policy.tokenizer, start.step))
+
+
+def with_prompts(value: Any, given: int, count: int) -> Any:
+    """A task's node in which each `prompts`, also of the nodes inside it, is `count` where it was `given`."""
+    if not isinstance(value, Mapping):
+        return value
+    return {
+        key: count if key == "prompts" and inner == given else with_prompts(inner, given, count)
+        for key, inner in value.items()
+    }
 
 
 def check_rows(grpo: Config) -> None:

@@ -134,6 +134,11 @@ def in_this_process() -> bool:
     )
 
 
+def in_a_sweep() -> bool:
+    """Whether this run is one of several that -m has started, by a sweep of ours or by Hydra's own."""
+    return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+
+
 def keep_overrides(folder: Path) -> None:
     """Notes in the folder of a run that goes on what it goes on with; a new run's overrides are there already."""
     if HydraConfig.initialized() and HydraConfig.get().output_subdir is None:

@@ -182,8 +182,10 @@ def arithmetic(table: Table, config: Config, steps: int, distinct: int) -> None:
     grpo = config["grpo"]
     prompts, group = grpo["prompts_per_step"], grpo["group_size"]
     rows, updates = prompts * group, grpo["inner_epochs"] * grpo["minibatches"]
-    said = f"{prompts} prompts x {group} completions = {rows} rows a step, {updates} updates of "
-    said += (
-        f"{rows / grpo['minibatches']:g} rows; {steps} steps ask {steps * prompts} prompts, {distinct} of them distinct"
-    )
+    fewest, more = divmod(rows, grpo["minibatches"])
+    said = f"{prompts} prompts x {group} completions = {rows} rows a step, {updates} updates of {fewest}"
+    said += f" to {fewest + 1} rows" if more else " rows"
+    said += f"; {steps} steps ask {steps * prompts} prompts, {distinct} of them distinct"
+    if config["hardware"].get("grow") == "batch":
+        said += "; hardware.grow=batch may raise the prompts of a step, as the device turns out before the first one"
     table.line("arithmetic", said)

@@ -18,7 +18,8 @@ from typing import Any, Literal
 
 import torch
 
-from rookexp.errors import ConfigError, Reconfigured
+from rookexp import check
+from rookexp.errors import ConfigError, DataError, Reconfigured
 from rookexp.evaluation import Greedy
 from rookexp.generate import Sampling
 from rookexp.hardware import GIB, Hardware, Memory
@@ -41,8 +42,14 @@ from rookexp.run_info import write_atomic
 from rookexp.trainer import Trainer
 
 PROFILE = "memory_profile.json"
-SIZES = (2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+GROWTH = ("prompts_per_step", "prompts_given", "grown")  # what of it is about a batch that has grown
+SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 TIE = 0.05  # two speeds that are nearer than this are the same
+
+
+def always(prompts: int) -> bool:
+    """True: a task that has any number of prompts for a step."""
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +59,7 @@ class Batch:
     prompts: int
     group_size: int
     minibatches: int
+    can_ask: Callable[[int], bool] = always  # whether the task has so many prompts for a step
 
 
 class Finder:
@@ -70,34 +78,58 @@ class Finder:
         self.decodings = decodings
         self.batch = batch  # None = there is none to grow
         self.greedy = greedy  # whose batches may be cut
+        self.growth: dict[str, Any] = {}  # GROWTH of the profile, once it is known
         self.memory = hardware.memory()
 
-    def grow(self, trainer: Trainer, folder: Path) -> None:
+    def grow(self, trainer: Trainer, folder: Path, *, resumed: bool) -> None:
         """With `hardware.grow=batch` finds how many prompts a step has; a run that goes on keeps what it has.
 
-        Never fewer than are configured. Raises: Reconfigured where there are others than this trainer has.
+        Never fewer than are configured, nor more than the task has.
+        Raises: Reconfigured where there are others than this trainer has; DataError for a damaged profile.
         """
-        if self.hardware.grow != "batch" or self.batch is None:
+        if self.batch is None:
             return
-        profile = read_profile(folder)
-        if "prompts_per_step" not in profile:
-            with unchanged(trainer):
-                whole = replace(self.case, rows=SIZES[-1])
-                rungs = ascend(trainer, whole, self.memory)
-                prompts, tried = self._largest(trainer, rungs, self.batch)
-            self.memory.restart()
-            print(table([*rungs, *tried], self.memory.limit), flush=True)
-            profile = {"prompts_per_step": prompts, "grown": [asdict(rung) for rung in [*rungs, *tried]]}
-            write_atomic(folder / PROFILE, json.dumps(profile, indent=2) + "\n")
-            print(f"hardware.grow: grpo.prompts_per_step={prompts}, of {self.batch.prompts} given", flush=True)
-        if profile["prompts_per_step"] != self.batch.prompts:
-            raise Reconfigured("grpo.prompts_per_step", profile["prompts_per_step"])
+        known, given = read_profile(folder), self.batch.prompts
+        growth, settled = {key: known[key] for key in GROWTH if key in known}, "asked" in known
+        if resumed and settled:
+            self.growth = growth
+        if self.hardware.grow != "batch":
+            return
+        if not settled and growth.get("prompts_per_step") == given:  # what Reconfigured has begun
+            self.growth = growth
+            return
+        said = f"as {folder / PROFILE} has it"
+        if not self.growth:
+            self.growth = self._searched(trainer, self.batch)
+            said = f"of {given} given"
+            if self.growth["prompts_per_step"] != given:
+                write_atomic(folder / PROFILE, json.dumps(self.growth, indent=2) + "\n")
+        prompts = self.growth["prompts_per_step"]
+        if prompts == given or not settled:
+            print(f"hardware.grow: grpo.prompts_per_step={prompts}, {said}", flush=True)
+        if prompts != given:
+            raise Reconfigured("grpo.prompts_per_step", prompts)
+
+    def _searched(self, trainer: Trainer, batch: Batch) -> dict[str, Any]:
+        """GROWTH of the profile: how many prompts a step may have, and all that was tried."""
+        with unchanged(trainer):
+            rungs = ascend(trainer, replace(self.case, rows=SIZES[-1]), self.memory)
+            prompts, tried = self._largest(trainer, rungs, batch)
+        self.memory.restart()
+        print(table([*rungs, *tried], self.memory.limit), flush=True)
+        return {
+            "prompts_per_step": prompts,
+            "prompts_given": batch.prompts,
+            "grown": [asdict(rung) for rung in [*rungs, *tried]],
+        }
 
     def _largest(self, trainer: Trainer, rungs: Sequence[Rung], batch: Batch) -> tuple[int, list[Rung]]:
-        """The most prompts whose rows are one micro-batch that fits, and can be sampled; and what was sampled."""
+        """The most prompts that the task has, whose rows fit one micro-batch and can be sampled; what was sampled."""
         fit = {rung.rows * batch.minibatches // batch.group_size for rung in rungs if rung.fits}
         tried: list[Rung] = []
         for prompts in sorted((count for count in fit if count > batch.prompts), reverse=True):
+            if not batch.can_ask(prompts):
+                continue
             sampling = next(case for case in self.decodings if case.what == "sampling")
             more = replace(sampling, prompts=-(-sampling.prompts * prompts // batch.prompts))
             tried += decoded(trainer, more, self.memory, self.hardware.autocast)
@@ -111,7 +143,11 @@ class Finder:
         A run that goes on keeps what it found.
         Raises: ConfigError where not even the smallest fits, or what is sampled does not.
         """
-        given = {"head_chunk": self.hardware.head_chunk, "memory_gib": self.hardware.memory_gib}
+        given = {
+            "grow": self.hardware.grow,
+            "head_chunk": self.hardware.head_chunk,
+            "memory_gib": self.hardware.memory_gib,
+        }
         cases = {"case": asdict(self.case), "decoded": [asdict(case) for case in self.decodings]}
         asked = {**self.hardware.describe(), **given, **cases}
         path = folder / PROFILE
@@ -121,14 +157,17 @@ class Finder:
             self._cut(known.get("evaluation_batch"))
             print(f"hardware.fit: micro_batch={trainer.micro_batch}, as {path} has it", flush=True)
             return
+        self.memory.restart()
+        before = self.memory.peak() / GIB
         rungs = climb(trainer, self.case, self.memory, self.decodings, self.hardware.autocast)
         print(table(rungs, self.memory.limit), flush=True)
-        trainer.micro_batch = best(rungs, self.case)
+        trainer.micro_batch = best(rungs, self.case, before)
         refuse_what_cannot_be_decoded(rungs, self.decodings)
         print(f"hardware.fit: micro_batch={trainer.micro_batch}", flush=True)
         self._cut(evaluation_batch(rungs))
-        profile = {key: known[key] for key in ("prompts_per_step", "grown") if key in known} | {
+        profile = self.growth | {
             "asked": asked,
+            "before_gib": before,
             "limit_gib": self.memory.limit / GIB,
             "share": SHARE,
             "rungs": [asdict(rung) for rung in rungs],
@@ -203,10 +242,38 @@ def for_documents(hardware: Hardware, documents: Documents, rows: int) -> Finder
 
 
 def read_profile(folder: Path) -> dict[str, Any]:
-    """What `memory_profile.json` of a run's folder has; {} where there is none yet."""
+    """What `memory_profile.json` of a run's folder has; {} where there is none yet.
+
+    Raises: DataError where it is damaged.
+    """
     path = folder / PROFILE
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise DataError(f"{path}: damaged ({error}); restore it, or delete it to have all sizes tried again") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{path}: damaged (no mapping); restore it, or delete it to have all sizes tried again")
     return found
+
+
+def refuse_another_batch(hardware: Hardware, prompts: int, folder: Path) -> None:
+    """For a run that goes on with `prompts` a step and has grown.
+
+    Raises: ConfigError where it would have neither the number that it was given nor the one that it has grown to;
+    DataError for a damaged profile.
+    """
+    known = read_profile(folder)
+    if "asked" not in known or "prompts_per_step" not in known:
+        return
+    given, grown = known["prompts_given"], known["prompts_per_step"]
+    if prompts not in (given, grown):
+        why = f"{folder} has grown to {grown}; leave it out, or begin a new run"
+        raise check.refusal("grpo.prompts_per_step", prompts, why)
+    if prompts != grown and hardware.grow != "batch":
+        why = (
+            f"{folder} has grown to {grown} prompts a step; allowed: batch, or grpo.prompts_per_step={grown} beside it"
+        )
+        raise check.refusal("hardware.grow", hardware.grow, why)
 
 
 def climb(
@@ -240,18 +307,19 @@ def ascend(trainer: Trainer, case: WorstCase, memory: Memory) -> list[Rung]:
     return rungs
 
 
-def best(rungs: Sequence[Rung], case: WorstCase) -> int:
+def best(rungs: Sequence[Rung], case: WorstCase, before: float) -> int:
     """The smallest of the sizes that fit and are, but for TIE, as fast as the fastest of them.
 
-    Raises: ConfigError where none fits.
+    `before`: GiB that were taken before they were tried. Raises: ConfigError where none fits.
     """
     rungs = [rung for rung in rungs if rung.what == "update"]
     fast = {rung.rows: rung.rows_per_s for rung in rungs if rung.fits and rung.rows_per_s is not None}
     if not fast:
-        found = "more memory than there is" if rungs[0].peak_gib is None else f"{rungs[0].peak_gib:.2f} GiB"
+        peak = rungs[0].peak_gib
+        found = "more memory than there is" if peak is None else f"{peak:.2f} GiB"
         raise ConfigError(
-            f"hardware.fit=true: {rungs[0].rows} rows of {case.prompt + case.completion} tokens take {found}; allowed: "
-            f"at most {SHARE:.0%} of the memory; lower grpo.max_new_tokens or hardware.head_chunk, take a smaller "
-            "model, or raise hardware.memory_gib where it is set"
+            f"hardware.fit=true: a row of {case.prompt + case.completion} tokens takes {found}, {before:.2f} GiB of it "
+            f"taken before; allowed: at most {SHARE:.0%} of the memory; lower grpo.max_new_tokens or "
+            "hardware.head_chunk, take a smaller model, or raise hardware.memory_gib where it is set"
         )
     return min(rows for rows, speed in fast.items() if speed >= (1 - TIE) * max(fast.values()))

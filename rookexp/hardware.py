@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import math
 import os
 import platform
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal, Protocol
 
 import torch
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Le
 
 from rookexp.errors import ConfigError
 from rookexp.models.gpt2 import GPT2
@@ -28,7 +30,7 @@ KEPT_BYTES = (1 << 30, 1 << 25)  # 32 MiB is the most that an older glibc takes
 NEVER = -1  # as M_TRIM_THRESHOLD: however much is free
 GIB = 1 << 30
 CLEAR_REFS = Path("/proc/self/clear_refs")  # Linux: 5 makes the peak what is resident now
-CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 class Memory(Protocol):
@@ -59,7 +61,7 @@ class Hardware:
         head_chunk: Annotated[int, Ge(1)],
         fit: bool,
         grow: Literal["micro_batch", "batch"],
-        memory_gib: Annotated[float, Gt(0)] | None,
+        memory_gib: Annotated[float, Ge(0.001), Le(1_000_000)] | None,
         keep_freed: bool,
     ) -> None:
         if threads is not None:
@@ -76,6 +78,8 @@ class Hardware:
         self.head_chunk = head_chunk
         if grow == "batch" and not fit:
             raise ConfigError("hardware.grow=batch: needs hardware.fit=true; allowed without: micro_batch")
+        if memory_gib is not None and not fit:
+            raise ConfigError(f"hardware.memory_gib={memory_gib}: needs hardware.fit=true; allowed without: null")
         self.fit = fit
         self.grow = grow
         self.memory_gib = memory_gib
@@ -124,10 +128,12 @@ class CudaMemory:
 
     def __init__(self, device: torch.device, given: int | None) -> None:
         self.device = device
-        self.limit = given or torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+        left = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+        self.limit = left if given is None else given
 
     def restart(self) -> None:
-        """Gives cached blocks back."""
+        """Gives cached blocks back, and those of an earlier run of this process."""
+        gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.device)
 
@@ -141,10 +147,11 @@ class CpuMemory:
 
     def __init__(self, given: int | None) -> None:
         available = kib("/proc/meminfo", "MemAvailable") + kib("/proc/self/status", "VmRSS")
-        self.limit = given or min([available, *limits()])
+        self.limit = min([available, *limits()]) if given is None else given
 
     def restart(self) -> None:
-        """Gives freed blocks back and makes the peak what is resident now."""
+        """Gives freed blocks back, those of an earlier run, too, and makes the peak what is resident now."""
+        gc.collect()
         release_freed_memory()
         CLEAR_REFS.write_text("5", encoding="ascii")
 
@@ -160,9 +167,22 @@ def kib(path: str, name: str) -> int:
 
 
 def limits() -> list[int]:
-    """The memory limits in bytes of the control group (a container) that this process is in; without one, none."""
-    texts = [path.read_text(encoding="utf-8").strip() for path in CGROUP_LIMITS if path.is_file()]
+    """The memory limits in bytes of this process's control group (a container, a job) and of all above it, if any."""
+    texts = [path.read_text(encoding="utf-8").strip() for path in limit_files() if path.is_file()]
     return [int(text) for text in texts if text != "max"]
+
+
+def limit_files() -> Iterator[Path]:
+    """Where a limit may stand, in versions 1 and 2 of control groups, from the innermost group to the root."""
+    lines = OWN_CGROUPS.read_text(encoding="utf-8").splitlines() if OWN_CGROUPS.is_file() else []
+    for line in lines:
+        _, controllers, name = line.split(":", 2)
+        group = PurePosixPath(name.lstrip("/"))
+        for each in (group, *group.parents):
+            if not controllers:
+                yield CGROUPS / each / "memory.max"
+            elif "memory" in controllers.split(","):
+                yield CGROUPS / "memory" / each / "memory.limit_in_bytes"
 
 
 def find_device(device: str) -> str:

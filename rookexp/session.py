@@ -187,7 +187,7 @@ def train(training: Training, config: Mapping[str, Any], folder: Path, trial: Tr
     anything is logged; VerdictFailed where `verdict=require` and a criterion failed; RunPruned.
     """
     if training.finder is not None:
-        training.finder.grow(training.trainer, folder)
+        training.finder.grow(training.trainer, folder, resumed=training.start.checkpoint is not None)
     if config["doctor"] == "quick":
         examine(training, checkup.QUICK)
     trainer = training.trainer

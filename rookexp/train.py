@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rookexp import door
-from rookexp.errors import RunPruned
+from rookexp.errors import ConfigError, RunPruned
 
 
 def main() -> None:
@@ -29,7 +29,13 @@ def train(config: dict[str, Any], run_folder: Path) -> None:
             return
         from rookexp import build, dry_run, session  # torch comes with them; --help does without
 
-        if build.Run(**build.check_config(config)).dry_run:
+        run = build.Run(**build.check_config(config))
+        if config["hardware"].get("grow") == "batch" and (trial is not None or door.in_a_sweep()):
+            raise ConfigError(
+                "hardware.grow=batch: not in a sweep, whose runs would have other batches than they are labelled with; "
+                "find the batch by a single run, then type grpo.prompts_per_step=N"
+            )
+        if run.dry_run:
             dry_run.run(config)
             return
         with suppress(RunPruned):  # its folder says so

@@ -46,6 +46,12 @@ def test_the_default_run_fits(run: Any) -> None:
     assert "4 prompts x 24 completions = 96 rows a step, 1 updates of 96 rows; 40 steps ask 160 prompts" in lines[-1]
 
 
+def test_uneven_updates_and_a_batch_that_may_grow_are_told(run: Any) -> None:
+    said = run("grpo.minibatches=7", "hardware.fit=true", "hardware.grow=batch")[-1]
+    assert "96 rows a step, 7 updates of 13 to 14 rows; 40 steps" in said
+    assert "hardware.grow=batch may raise the prompts of a step" in said
+
+
 class Letters:
     """A task that asks its letter alone."""
 

@@ -15,8 +15,8 @@ import torch
 import yaml
 from tiny import LONGEST, gae, grpo, policy, trainer
 
-from rookexp import door, fitting, generate, probes, train
-from rookexp.errors import ConfigError, Reconfigured
+from rookexp import build, door, fitting, generate, probes, train
+from rookexp.errors import ConfigError, DataError, Reconfigured
 from rookexp.evaluation import Greedy
 from rookexp.fitting import Batch
 from rookexp.generate import Sampling
@@ -110,7 +110,7 @@ def sizes(rungs: list[Rung]) -> list[int]:
 
 @pytest.mark.parametrize(
     ("rows", "expected"),
-    [(1, [1]), (2, [2]), (7, [2, 4, 7]), (48, [2, 4, 8, 16, 32, 48]), (50, [2, 4, 8, 16, 32, 48, 50])],
+    [(1, [1]), (2, [1, 2]), (7, [1, 2, 4, 7]), (48, [1, 2, 4, 8, 16, 32, 48]), (50, [1, 2, 4, 8, 16, 32, 48, 50])],
 )
 def test_sizes_rise_to_the_rows_of_a_step(rows: int, expected: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     rungs = climbed(Meter(), rows, monkeypatch)
@@ -122,8 +122,8 @@ def test_sizes_rise_to_the_rows_of_a_step(rows: int, expected: list[int], monkey
 def test_the_first_size_that_is_over_the_share_is_the_last_one_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     meter = Meter(fixed=40)
     rungs = climbed(meter, 100, monkeypatch)
-    assert sizes(rungs) == [2, 4, 8, 16, 32, 48]
-    assert [rung.fits for rung in rungs] == [True] * 5 + [False]
+    assert sizes(rungs) == [1, 2, 4, 8, 16, 32, 48]
+    assert [rung.fits for rung in rungs] == [True] * 6 + [False]
     assert rungs[-1].utilisation == pytest.approx(0.88)
     assert probes.table(rungs, meter.limit).splitlines()[-1].split()[:3] == ["48", "88.00", "88.0%"]
 
@@ -138,11 +138,11 @@ def test_out_of_memory_ends_the_ladder_and_the_last_good_size_is_taken() -> None
     made = tiny_trainer(meter, most=10)
     before = everything(made)
     rungs = fitting.climb(made, CASE, meter)
-    assert sizes(rungs) == [2, 4, 8, 16]
-    assert [rung.peak_gib for rung in rungs[:3]] == [2, 4, 8], "micro-batches have just so many rows"
+    assert sizes(rungs) == [1, 2, 4, 8, 16]
+    assert [rung.peak_gib for rung in rungs[:4]] == [1, 2, 4, 8], "micro-batches have just so many rows"
     assert rungs[-1] == Rung(16, None, None, None)
     assert "out of memory" in probes.table(rungs, meter.limit)
-    assert fitting.best(rungs, CASE) in (2, 4, 8)
+    assert fitting.best(rungs, CASE, 0.0) in (1, 2, 4, 8)
     assert everything(made) == before
 
 
@@ -165,13 +165,20 @@ def test_another_error_is_not_taken_for_a_full_memory() -> None:
 )
 def test_the_fastest_is_taken_and_of_equals_the_smallest(speeds: list[float], expected: int) -> None:
     rungs = [Rung(2 ** (i + 1), 1.0, 0.5, speed) for i, speed in enumerate(speeds)]
-    assert fitting.best([*rungs, Rung(16, 9.0, 0.9, 99.0)], CASE) == expected
+    assert fitting.best([*rungs, Rung(16, 9.0, 0.9, 99.0)], CASE, 0.0) == expected
 
 
-@pytest.mark.parametrize("rung", [Rung(2, None, None, None), Rung(2, 9.0, 0.9, 1.0)])
-def test_where_nothing_fits_the_line_says_what_to_lower(rung: Rung) -> None:
-    with pytest.raises(ConfigError, match=r"hardware\.fit=true: 2 rows of 12 tokens take .*at most 85%.*lower"):
-        fitting.best([rung], CASE)
+@pytest.mark.parametrize("rung", [Rung(1, None, None, None), Rung(1, 9.0, 0.9, 1.0)])
+def test_where_nothing_fits_the_line_says_what_was_taken_before_and_what_to_lower(rung: Rung) -> None:
+    said = r"hardware\.fit=true: a row of 12 tokens takes .*, 7\.50 GiB of it taken before; .*at most 85%.*lower"
+    with pytest.raises(ConfigError, match=said):
+        fitting.best([rung], CASE, 7.5)
+
+
+def test_one_row_is_taken_where_two_do_not_fit() -> None:
+    meter = Meter()
+    rungs = fitting.climb(tiny_trainer(meter, most=1), CASE, meter)
+    assert fitting.best(rungs, CASE, 0.0) == 1
 
 
 # ---- nothing else changes -------------------------------------------------------------------------------------------
@@ -188,7 +195,7 @@ def test_nothing_is_changed_to_the_bit(optim: type[AdamW], diagnose_every: int |
         made.update(0, made.objective.collect(0)[0])
     before = everything(tried)
     assert bool(before[1]) == begun
-    assert len(fitting.climb(tried, case, meter)) == 3
+    assert len(fitting.climb(tried, case, meter)) == 4
     assert everything(tried) == before == everything(plain)
     for made in (tried, plain):
         made.update(1, made.objective.collect(1)[0])
@@ -210,7 +217,7 @@ def test_a_probe_is_a_whole_step_of_two_micro_batches(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Trainer, "update", spied)
     fitting.climb(made, replace(CASE, rows=7), Meter())
-    counts = [(2, 4), (4, 7), (7, 7)]
+    counts = [(1, 2), (2, 4), (4, 7), (7, 7)]
     assert seen == [(n, rows, rows * LONGEST, told) for n, rows in counts for told in (False, True, False)]
     assert len(steps) == len(seen), "one optimizer step each"
 
@@ -324,11 +331,11 @@ def test_sampling_and_evaluation_are_tried_at_the_size_that_they_have(monkeypatc
     assert everything(made) == before
     assert drawn.calls == [(2, 8, 0.7), (4, 16, 0.7), (8, 32, 0.7), (1, 1, 0.0), (2, 2, 0.0)]
     assert [(rung.what, rung.rows, rung.peak_gib) for rung in rungs] == [
-        *(("update", n, n) for n in (2, 4)),
+        *(("update", n, n) for n in (1, 2, 4)),
         *(("sampling", n, n) for n in (8, 16, 32)),
         *(("evaluation", n, n) for n in (1, 2)),
     ]
-    assert fitting.best(rungs, CASE) in (2, 4), "not a batch that was decoded"
+    assert fitting.best(rungs, CASE, 0.0) in (1, 2, 4), "not a batch that was decoded"
     probes.refuse_what_cannot_be_decoded(rungs, [SAMPLED, EVALUATED])
     assert "sampling" in probes.table(rungs, meter.limit)
 
@@ -433,23 +440,106 @@ def test_a_step_has_as_many_prompts_as_one_micro_batch_holds(
     before = everything(made)
     case = replace(SAMPLED, prompts=given)
 
-    def finder(prompts: int) -> fitting.Finder:
-        made = fitting.Finder(Hardware(**HARDWARE | {"grow": "batch"}), CASE, [case], Batch(prompts, 4, 1), None)
+    def finder(prompts: int, grow: str = "batch") -> fitting.Finder:
+        made = fitting.Finder(Hardware(**HARDWARE | {"grow": grow}), CASE, [case], Batch(prompts, 4, 1), None)
         made.memory = meter
         return made
 
     if expected == given:
-        finder(given).grow(made, tmp_path)
+        (last := finder(given)).grow(made, tmp_path, resumed=False)
+        assert not (tmp_path / fitting.PROFILE).exists(), "nothing is noted before the micro-batch is found"
     else:
         with pytest.raises(Reconfigured) as found:
-            finder(given).grow(made, tmp_path)
+            finder(given).grow(made, tmp_path, resumed=False)
         assert (found.value.key, found.value.value) == ("grpo.prompts_per_step", expected)
-        monkeypatch.setattr(fitting, "ascend", None)  # what the folder knows is not found anew
-        finder(expected).grow(made, tmp_path)
+        with monkeypatch.context() as patch:
+            patch.setattr(fitting, "ascend", None)  # what was just found is not found anew
+            (last := finder(expected)).grow(made, tmp_path, resumed=False)
     assert everything(made) == before
-    assert json.loads((tmp_path / fitting.PROFILE).read_text(encoding="utf-8"))["prompts_per_step"] == expected
-    fixed_batch = fitting.Finder(Hardware(**HARDWARE), CASE, [case], Batch(given, 4, 1), None)
-    fixed_batch.grow(made, tmp_path)  # without the word nothing grows
+    assert last.growth["prompts_per_step"] == expected
+    finder(given, "micro_batch").grow(made, tmp_path, resumed=False)  # without the word nothing grows
+
+
+def test_only_a_batch_of_at_most_the_tasks_prompts_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    meter = Meter()
+    Drawn(meter, 1000, monkeypatch)
+    batch = Batch(2, 4, 1, can_ask=lambda prompts: prompts <= 8)
+    finder = fitting.Finder(Hardware(**HARDWARE | {"grow": "batch"}), CASE, [replace(SAMPLED, prompts=2)], batch, None)
+    finder.memory = meter
+    with pytest.raises(Reconfigured, match=r"grpo\.prompts_per_step=8:"):
+        finder.grow(tiny_trainer(meter), tmp_path, resumed=False)
+
+
+def test_a_batch_is_found_anew_in_the_folder_of_a_failed_attempt_and_kept_by_a_run_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    meter = Meter(90)
+    Drawn(meter, 1000, monkeypatch)
+    made = tiny_trainer(meter)
+
+    def finder(prompts: int, memory: Meter) -> fitting.Finder:
+        here = Hardware(**HARDWARE | {"grow": "batch"})
+        found = fitting.Finder(
+            here, replace(CASE, rows=4 * prompts), [replace(SAMPLED, prompts=prompts)], Batch(prompts, 4, 1), None
+        )
+        found.memory = memory
+        return found
+
+    (failed := finder(2, meter)).grow(made, tmp_path, resumed=False)
+    with pytest.raises(ConfigError, match=r"hardware\.fit=true: a row"):
+        failed.apply(made, tmp_path)
+    meter.fixed = 0
+    with pytest.raises(Reconfigured) as found:
+        finder(2, meter).grow(made, tmp_path, resumed=False)
+    grown = found.value.value
+    (last := finder(grown, meter)).grow(made, tmp_path, resumed=False)
+    last.apply(made, tmp_path)
+    profile = fitting.read_profile(tmp_path)
+    assert (profile["prompts_given"], profile["prompts_per_step"]) == (2, grown)
+    meter.fixed = 90
+    said = capsys.readouterr().out
+    finder(grown, meter).grow(made, tmp_path, resumed=False)
+    assert f"prompts_per_step={grown}, of {grown} given" in capsys.readouterr().out, "a new run asks anew"
+    assert f"prompts_per_step={grown}, of 2 given" in said
+    with pytest.raises(Reconfigured, match=f"={grown}:"):
+        finder(2, meter).grow(made, tmp_path, resumed=True)
+    finder(grown, meter).grow(made, tmp_path, resumed=True)
+    assert (
+        capsys.readouterr().out
+        == f"hardware.grow: grpo.prompts_per_step={grown}, as {tmp_path}/{fitting.PROFILE} has it\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("grow", "prompts", "refused"),
+    [
+        ("batch", 2, None),
+        ("batch", 24, None),
+        ("micro_batch", 24, None),
+        ("batch", 3, r"grpo\.prompts_per_step=3: .* has grown to 24; leave it out, or begin a new run"),
+        (
+            "micro_batch",
+            2,
+            r"hardware\.grow=micro_batch: .* has grown to 24 .*; allowed: batch, or grpo\.prompts_per_step=24",
+        ),
+    ],
+)
+def test_a_run_that_has_grown_goes_on_with_its_batch(
+    grow: str, prompts: int, refused: str | None, tmp_path: Path
+) -> None:
+    here = Hardware(**HARDWARE | {"grow": grow})
+    fitting.refuse_another_batch(here, 5, tmp_path)  # nothing has grown there
+    profile = {"asked": {}, "prompts_given": 2, "prompts_per_step": 24}
+    (tmp_path / fitting.PROFILE).write_text(json.dumps(profile), encoding="utf-8")
+    with pytest.raises(ConfigError, match=refused) if refused else nullcontext():
+        fitting.refuse_another_batch(here, prompts, tmp_path)
+
+
+@pytest.mark.parametrize("text", ['{"asked"', "[]", ""])
+def test_a_damaged_profile_is_one_line(text: str, tmp_path: Path) -> None:
+    (tmp_path / fitting.PROFILE).write_text(text, encoding="utf-8")
+    with pytest.raises(DataError, match=r"memory_profile\.json: damaged .*; restore it, or delete it"):
+        fitting.read_profile(tmp_path)
 
 
 def test_the_rows_that_are_tried() -> None:
@@ -472,8 +562,8 @@ def test_a_run_that_goes_on_keeps_its_micro_batch(tmp_path: Path, capsys: pytest
     made = tiny_trainer(meter)
     finder.apply(made, tmp_path)
     profile = json.loads((tmp_path / fitting.PROFILE).read_text(encoding="utf-8"))
-    assert made.micro_batch == profile["micro_batch"] in (2, 4, 8)
-    assert [rung["rows"] for rung in profile["rungs"]] == [2, 4, 8]
+    assert made.micro_batch == profile["micro_batch"] in (1, 2, 4, 8)
+    assert [rung["rows"] for rung in profile["rungs"]] == [1, 2, 4, 8]
     assert profile["limit_gib"] == 100
     assert "utilisation" in capsys.readouterr().out
     profile["micro_batch"] = 6
@@ -506,6 +596,39 @@ def test_a_run_grows_and_says_so_in_its_configuration(
     assert json.loads(Path("run", "summary.json").read_text(encoding="utf-8"))["status"] == "finished"
 
 
+def test_prompts_of_a_step_are_counted_in_tasks_within_tasks() -> None:
+    task = {"prompts": 2, "rows": 2, "tasks": {"P": {"prompts": 2}, "A": {"prompts": 7}}}
+    expected = {"prompts": 9, "rows": 2, "tasks": {"P": {"prompts": 9}, "A": {"prompts": 7}}}
+    assert build.with_prompts(task, 2, 9) == expected
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no peak of a process elsewhere")
+def test_a_batch_is_not_larger_than_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet_logging: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "debug=fast model=fresh_nano model.n_layer=1 model.n_head=2 model.n_embd=16 grpo.group_size=1 baseline=ema"
+    more = ["hardware.fit=true", "hardware.grow=batch", "hydra.run.dir=run"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(fitting, "SIZES", (1, 128, 256, 384))
+    monkeypatch.setattr(sys, "argv", ["train", *words.split(), *more])
+    door.enter(train.train, "config")
+    assert "grpo.prompts_per_step=256, of 2 given" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("sweep", [["sweep=grid"], []])
+def test_a_sweeps_batches_do_not_grow(
+    sweep: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet_logging: None, capsys: Any
+) -> None:
+    words = ["debug=fast", "hardware.fit=true", "hardware.grow=batch", "grpo.prompts_per_step=2,4", *sweep]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train", "-m", *words, "hydra.sweep.dir=swept"])
+    with pytest.raises(SystemExit) as ended:
+        door.enter(train.train, "config")
+    assert ended.value.code
+    assert "hardware.grow=batch: not in a sweep" in capsys.readouterr().err
+    assert not list(Path("swept").rglob("metrics.jsonl"))
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="no peak of a process elsewhere")
 def test_a_run_fits_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet_logging: None) -> None:
     words = "debug=fast model=fresh_nano model.n_layer=1 model.n_head=2 model.n_embd=16 grpo.group_size=3"
@@ -521,10 +644,10 @@ def test_a_run_fits_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quie
     monkeypatch.setattr(Trainer, "update", spied)
     door.enter(train.train, "config")
     profile = json.loads(Path("run", fitting.PROFILE).read_text(encoding="utf-8"))
-    assert [rung["rows"] for rung in profile["rungs"] if rung["what"] == "update"] == [2, 4, 6]
+    assert [rung["rows"] for rung in profile["rungs"] if rung["what"] == "update"] == [1, 2, 4, 6]
     assert {rung["what"] for rung in profile["rungs"]} == {"update", "sampling", "evaluation"}
     assert all(0 < rung["utilisation"] < 1 for rung in profile["rungs"])
     assert profile["asked"]["case"]["rows"] == 6
     assert profile["asked"]["case"]["completion"] == 4
-    assert micro_batches == [2] * 3 + [4] * 3 + [6] * 3 + [profile["micro_batch"]] * 2
+    assert micro_batches == [1] * 3 + [2] * 3 + [4] * 3 + [6] * 3 + [profile["micro_batch"]] * 2
     assert json.loads(Path("run", "summary.json").read_text(encoding="utf-8"))["status"] == "finished"

@@ -18,7 +18,7 @@ import tiny
 import torch
 import yaml
 
-from rookexp import composing, hardware
+from rookexp import check, composing, hardware
 from rookexp.errors import ConfigError
 from rookexp.hardware import Hardware
 from rookexp.models.replays import Replays
@@ -146,14 +146,63 @@ def test_the_peak_is_what_was_resident_since_the_restart() -> None:
 
 @needs_peaks
 def test_the_limit_is_given_or_what_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert Hardware(**CPU | {"memory_gib": 1.5}).memory().limit == 3 << 29
-    files = [tmp_path / "v2", tmp_path / "v1", tmp_path / "none"]
-    monkeypatch.setattr(hardware, "CGROUP_LIMITS", files)
-    files[0].write_text("max\n", encoding="utf-8")
-    whole = Hardware(**CPU).memory().limit
-    assert whole > 1 << 27
-    files[1].write_text(f"{1 << 26}\n", encoding="utf-8")
+    assert Hardware(**CPU | {"fit": True, "memory_gib": 1.5}).memory().limit == 3 << 29
+    assert Hardware(**CPU | {"fit": True, "memory_gib": 0.001}).memory().limit == int(0.001 * hardware.GIB)
+    monkeypatch.setattr(hardware, "limits", list)
+    assert Hardware(**CPU).memory().limit > 1 << 27
+    monkeypatch.setattr(hardware, "limits", lambda: [1 << 26])
     assert Hardware(**CPU).memory().limit == 1 << 26, "a container's limit is the smaller one"
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "expected"),
+    [
+        ("0::/\n", {"memory.max": "max\n"}, []),
+        ("0::/a/job\n", {"a/memory.max": "7\n", "a/job/memory.max": "9\n", "a/other/memory.max": "1\n"}, [9, 7]),
+        ("0::/not/seen/here\n", {"memory.max": "5\n"}, [5]),
+        (
+            "5:cpu:/a\n4:hugetlb,memory:/a/job\n1:name=systemd:/a\n0::/a\n",
+            {f"memory/{name}memory.limit_in_bytes": f"{n}\n" for name, n in (("", 9), ("a/", 7), ("a/job/", 8))},
+            [8, 7, 9],
+        ),
+        (None, {"memory.max": "5\n"}, []),
+    ],
+)
+def test_limits_are_those_of_all_control_groups_around_the_process(
+    own: str | None, files: dict[str, str], expected: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, text in files.items():
+        (tmp_path / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "groups" / name).write_text(text, encoding="utf-8")
+    if own is not None:
+        (tmp_path / "own").write_text(own, encoding="utf-8")
+    monkeypatch.setattr(hardware, "CGROUPS", tmp_path / "groups")
+    monkeypatch.setattr(hardware, "OWN_CGROUPS", tmp_path / "own")
+    assert hardware.limits() == expected
+
+
+@needs_peaks
+def test_what_an_earlier_run_has_left_is_freed_first() -> None:
+    memory = Hardware(**CPU).memory()
+    memory.restart()
+    before = memory.peak()
+    left: list[Any] = [torch.ones(1 << 25)]  # 128 MiB
+    left.append(left)
+    del left
+    memory.restart()
+    assert memory.peak() - before < 1 << 25
+
+
+@pytest.mark.parametrize("given", [0, 1e-10, 1e300])
+def test_a_limit_that_no_machine_has_is_refused(given: float) -> None:
+    node = {"_target_": "rookexp.hardware.Hardware", **CPU, "fit": True, "memory_gib": given}
+    with pytest.raises(ConfigError, match=r"hardware\.memory_gib=.*: allowed: a number >= 0\.001 and <= 1000000"):
+        check.check_node(node, "hardware")
+
+
+def test_a_limit_without_fit_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"hardware\.memory_gib=8: needs hardware\.fit=true; allowed without: null"):
+        Hardware(**CPU | {"memory_gib": 8})
 
 
 def test_fit_is_refused_where_nothing_tells_a_peak(monkeypatch: pytest.MonkeyPatch) -> None:
