@@ -98,17 +98,14 @@ class Finder:
         if not settled and growth.get("prompts_per_step") == given:  # what Reconfigured has begun
             self.growth = growth
             return
-        said = f"as {folder / PROFILE} has it"
         if not self.growth:
             self.growth = self._searched(trainer, self.batch)
-            said = f"of {given} given"
             if self.growth["prompts_per_step"] != given:
                 write_atomic(folder / PROFILE, json.dumps(self.growth, indent=2) + "\n")
-        prompts = self.growth["prompts_per_step"]
-        if prompts == given or not settled:
-            print(f"hardware.grow: grpo.prompts_per_step={prompts}, {said}", flush=True)
-        if prompts != given:
-            raise Reconfigured("grpo.prompts_per_step", prompts)
+        elif self.growth["prompts_per_step"] == given:
+            print(f"hardware.grow: grpo.prompts_per_step={given}, as {folder / PROFILE} has it", flush=True)
+        if self.growth["prompts_per_step"] != given:
+            raise Reconfigured("grpo.prompts_per_step", self.growth["prompts_per_step"])
 
     def _searched(self, trainer: Trainer, batch: Batch) -> dict[str, Any]:
         """GROWTH of the profile: how many prompts a step may have, and all that was tried."""
@@ -117,6 +114,7 @@ class Finder:
             prompts, tried = self._largest(trainer, rungs, batch)
         self.memory.restart()
         print(table([*rungs, *tried], self.memory.limit), flush=True)
+        print(f"hardware.grow: grpo.prompts_per_step={prompts}, of {batch.prompts} given", flush=True)
         return {
             "prompts_per_step": prompts,
             "prompts_given": batch.prompts,
@@ -263,7 +261,7 @@ def refuse_another_batch(hardware: Hardware, prompts: int, folder: Path) -> None
     DataError for a damaged profile.
     """
     known = read_profile(folder)
-    if "asked" not in known or "prompts_per_step" not in known:
+    if not {"asked", *GROWTH} <= set(known):
         return
     given, grown = known["prompts_given"], known["prompts_per_step"]
     if prompts not in (given, grown):

@@ -504,10 +504,12 @@ def test_a_batch_is_found_anew_in_the_folder_of_a_failed_attempt_and_kept_by_a_r
     with pytest.raises(Reconfigured, match=f"={grown}:"):
         finder(2, meter).grow(made, tmp_path, resumed=True)
     finder(grown, meter).grow(made, tmp_path, resumed=True)
-    assert (
-        capsys.readouterr().out
-        == f"hardware.grow: grpo.prompts_per_step={grown}, as {tmp_path}/{fitting.PROFILE} has it\n"
-    )
+    kept = f"prompts_per_step={grown}, as {tmp_path / fitting.PROFILE} has it\n"
+    assert capsys.readouterr().out == f"hardware.grow: grpo.{kept}"
+    meter.fixed = 0
+    with pytest.raises(Reconfigured, match=f"={grown}:"):
+        finder(2, meter).grow(made, tmp_path, resumed=False)
+    assert f"prompts_per_step={grown}, of 2 given" in capsys.readouterr().out, "in the folder of a finished search, too"
 
 
 @pytest.mark.parametrize(
@@ -529,7 +531,7 @@ def test_a_run_that_has_grown_goes_on_with_its_batch(
 ) -> None:
     here = Hardware(**HARDWARE | {"grow": grow})
     fitting.refuse_another_batch(here, 5, tmp_path)  # nothing has grown there
-    profile = {"asked": {}, "prompts_given": 2, "prompts_per_step": 24}
+    profile = {"asked": {}, "prompts_given": 2, "prompts_per_step": 24, "grown": []}
     (tmp_path / fitting.PROFILE).write_text(json.dumps(profile), encoding="utf-8")
     with pytest.raises(ConfigError, match=refused) if refused else nullcontext():
         fitting.refuse_another_batch(here, prompts, tmp_path)
