@@ -30,7 +30,8 @@ SYMPTOMS = {
     "dead_groups": Symptom(
         "frac_reward_zero_std",
         "of the groups have equal rewards throughout",
-        "they teach nothing, the prompts are too easy or too hard for this policy: try grpo.dead_groups=resampled",
+        "they teach a baseline that compares nothing, the prompts are too easy or too hard for this policy: "
+        "try grpo.dead_groups=resampled with such a baseline",
     ),
     "clip_frac": Symptom(
         "clip_frac/any",

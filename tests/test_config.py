@@ -206,12 +206,19 @@ def test_values_come_from_one_place() -> None:
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("loss=sapo", "baseline=rloo", "kl=adaptive", "reference=ema", "grpo.kl_type=ratio_k3"),
+        (
+            "loss=sapo",
+            "baseline=rloo",
+            "grpo.dead_groups=resampled",
+            "kl=adaptive",
+            "reference=ema",
+            "grpo.kl_type=ratio_k3",
+        ),
         ("loss=gspo_token", "baseline=gae", "kl=anneal", "reference=hard", "grpo.kl_type=k1", "grpo=ppo"),
     ],
 )
 def test_what_is_chosen_is_what_is_built(overrides: tuple[str, ...], tmp_path: Path) -> None:
-    words = ("aggregation=sequence_sum", "kl_placement=reward", "dead_groups=resampled", "max_resamples=5")
+    words = ("aggregation=sequence_sum", "kl_placement=reward", "max_resamples=5")
     words += ("truncated=masked", "overlong_buffer=3", "entropy_coef=0.5", "advantage_clip=0.7", "inner_epochs=3")
     config = compose(*TINY, *overrides, *(f"grpo.{word}" for word in words), "diagnose_every=7")
     training = build.build_training(config, tmp_path)
@@ -220,10 +227,11 @@ def test_what_is_chosen_is_what_is_built(overrides: tuple[str, ...], tmp_path: P
         assert type(getattr(objective, name)) is check.locate(config[group]["_target_"], "")
     assert objective.divergence is kl.TYPES[config["grpo"]["kl_type"]]
     assert objective.aggregation is aggregation.sequence_sum
-    found = (objective.kl_in_reward, objective.mask_truncated, objective.dead_groups)
-    assert found == (True, True, "resampled")
+    assert (objective.kl_in_reward, objective.mask_truncated) == (True, True)
     assert (objective.entropy_coef, objective.advantage_clip) == (0.5, 0.7)
-    assert (objective.source.resamples, objective.source.overlong_buffer) == (5, 3)
+    resamples = 5 if objective.dead_groups == "resampled" else 0
+    assert (objective.source.resamples, objective.source.overlong_buffer) == (resamples, 3)
+    assert objective.dead_groups == config["grpo"]["dead_groups"]
     assert (training.trainer.inner_epochs, training.trainer.diagnose_every) == (3, 7)
     assert not objective.single_update
     assert objective.modules.keys() >= {"baseline", "coefficient", "reference"}

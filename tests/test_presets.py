@@ -320,6 +320,8 @@ def test_the_page_of_algorithms_says_why_there_is_no_mean_of_a_micro_batch() -> 
         "loss=vespo baseline=reinforce_pp",
         "grpo.group_size=1 baseline=rloo",
         "grpo.group_size=1 baseline=none grpo.dead_groups=dropped",
+        "baseline=ema grpo.dead_groups=dropped",
+        "baseline=reinforce_pp grpo.dead_groups=resampled",
         "grpo.temperature=0",
         "loss=two_sided loss.delta=1.1",
         "kl=adaptive kl.coef=1.0",

@@ -353,7 +353,6 @@ ACTOR_CRITIC: dict[str, Any] = {
     "divergence": kl.TYPES["k1"],
     "kl_placement": "reward",
     "reference_sync": EmaSync(decay=0.5, every=2),
-    "dead_groups": "resampled",
     "overlong_buffer": 3,
 }
 

@@ -134,9 +134,10 @@ class GRPO:
         limit, key = min((each.max_new_tokens, f"{key}.max_new_tokens") for key, each in keys.items())
         if overlong_buffer is not None and overlong_buffer > limit:
             raise ConfigError(f"grpo.overlong_buffer={overlong_buffer}: allowed: null, or at most {key}={limit}")
-        if self.group_size == 1 and self.dead_groups != "kept":
+        if self.dead_groups != "kept" and not self.baseline.needs_groups:
             raise ConfigError(
-                f"grpo.dead_groups={self.dead_groups}: with grpo.group_size=1 every group is dead; allowed: kept"
+                f"grpo.dead_groups={self.dead_groups} with baseline={type(self.baseline).__name__}: it does "
+                "not compare within the group, equal rewards teach, too; allowed: kept, or a baseline that compares"
             )
 
     # ---- collect ------------------------------------------------------------------------------------------------
@@ -180,7 +181,7 @@ class GRPO:
         self.on_completions(step + 1, completion_rows(rollouts, scores, per_row))
         experience = replace(experience, advantages=advantages)
         if found.returns is not None:
-            explained = returns.explained_variance(seen["values"], found.returns, rollouts.mask & kept[:, None])
+            explained = returns.explained_variance(seen["values"], found.returns, rollouts.mask)
             metrics["value/explained_variance"] = float(explained)
             experience = replace(experience, values=seen["values"], returns=found.returns)
         return experience, metrics
@@ -199,8 +200,7 @@ class GRPO:
     ) -> Advantages:
         """What the baseline makes of the kept rows' rewards, less beta times the divergence where rewards pay it."""
         if not kept.any():
-            nothing = torch.zeros_like(rollouts.logprobs)
-            return Advantages(nothing, nothing if "values" in seen else None)
+            return Advantages(torch.zeros_like(rollouts.logprobs), None)
         paid = returns.at_last_token(rewards, rollouts.mask)
         if self._pays_kl():
             paid = paid - self.coefficient.coefficient() * seen["kl"]
