@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,41 +20,50 @@ def read_documents(file: Path) -> list[str]:
     Raises: DataError where the file is missing or is none of these, a row has no text, or a prompt's expected FEN is
     not what follows its move.
     """
-    if file.suffix in (".jsonl", ".parquet") and file.is_file():
-        (shard,) = shards.find(str(file), None, "*", "text")
-        rows = range(len(shard))
-        return _each(file, map(shard.place, rows), shard.read(rows))
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-        if file.suffix != ".json":
-            lines = text.splitlines()
-            places = [f"line {number + 1}" for number in range(len(lines))]
-            return [document for document in _each(file, places, lines) if document]
-        return [whole_document(row) for row in json.loads(text)]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"{file}: no documents can be read ({error}); make them with `python -m rookexp.data`"
-        ) from error
-
-
-def _each(file: Path, places: Iterable[str], texts: Sequence[str | None]) -> list[str]:
-    """The document of each text, "" where it is blank. Raises: DataError for none or several, with the text's place."""
+    if not file.is_file():
+        raise DataError(f"{file}: no documents can be read (no such file); make them with `python -m rookexp.data`")
+    document: Callable[[Any], str]
+    if file.suffix == ".json":
+        document, rows = whole_document, _listed(file)
+        places = [f"row {number}" for number in range(1, len(rows) + 1)]
+    else:
+        shard = shards.opened(file, "text")
+        document, rows = _stated, shard.read(range(len(shard)))
+        places = [shard.place(number) for number in range(len(shard))]
     found = []
-    for place, text in zip(places, texts, strict=True):
+    for place, row in zip(places, rows, strict=True):
         try:
-            if text is None:
-                raise ValueError("no `text` in it")
-            found.append(whole(text))
+            found.append(document(row))
         except ValueError as error:
-            raise DataError(f"{file}, {place}: {error}") from error
-    return found
+            raise DataError(f"{file}, {place}: {error}; mend or remove it") from error
+    return [text for text in found if text]
 
 
-def whole_document(row: dict[str, Any]) -> str:
+def _listed(file: Path) -> Sequence[Any]:
+    """Raises: DataError where the file is no JSON list."""
+    try:
+        rows = json.loads(file.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{file}: no documents can be read ({error}); mend the file") from error
+    if not isinstance(rows, list):
+        raise DataError(f"{file}: no documents can be read (not a list); mend the file")
+    return rows
+
+
+def _stated(text: str | shards.NoText) -> str:
+    """The document of a row, "" where it is blank. Raises: ValueError for none or several."""
+    if isinstance(text, shards.NoText):
+        raise ValueError(text.why)
+    return whole(text)
+
+
+def whole_document(row: Any) -> str:
     """The A document of a JSON row with `prompt` and `expected_fen`.
 
-    Raises: ValueError where these do not fit together.
+    Raises: ValueError where these are missing or do not fit together.
     """
+    if not isinstance(row, dict) or not {"prompt", "expected_fen"} <= row.keys():
+        raise ValueError("not an object with prompt and expected_fen")
     asked = chess_text.parse_a_prompt(row["prompt"]) if isinstance(row["prompt"], str) else None
     if asked is None or chess_text.board_of(asked.fen) is None:
         raise ValueError(f"not an A prompt: {row['prompt']!r}")

@@ -68,10 +68,18 @@ def test_rows_as_the_data_sets_have_them_are_documents(tmp_path) -> None:
     ("name", "text", "reason"),
     [
         ("a.json", "[", "no documents can be read"),
-        ("a.json", "[1]", "no documents can be read"),
+        ("a.json", "{}", "no documents can be read"),
+        ("a.json", "[1]", r"a\.json, row 1: not an object with prompt and expected_fen; mend or remove it"),
         ("a.json", '[{"prompt": "A: x+e2e4+e2e4+", "expected_fen": "y"}]', "not an A prompt"),
         ("a.json", json.dumps([rows_of(A_DOCUMENTS[0])[0] | {"expected_fen": "y"}]), "'y' does not follow"),
-        ("a.jsonl", '{"text": "x"}\n{"prompt": "x"}\n', r"a\.jsonl, line 2: no `text` in it"),
+        (
+            "a.jsonl",
+            '{"text": "x"}\n{"prompt": "x"}\n',
+            r"a\.jsonl, line 2: no column 'text'; it has prompt; mend or remove",
+        ),
+        ("a.jsonl", '{"text": "x"}\n\n{"text": 5}\n', r"a\.jsonl, line 3: no text under 'text'; mend or remove"),
+        ("a.jsonl", '{"text": "x"\n', r"a\.jsonl, line 1: not JSON; mend or remove"),
+        ("a.jsonl", "[]\n", r"a\.jsonl, line 1: not a JSON object; mend or remove"),
         ("a.txt", f"\n{P_DOCUMENT}<|endoftext|>{P_DOCUMENT}\n", r"a\.txt, line 2: 2 documents in a row"),
         ("a.json", '[{"prompt": 5, "expected_fen": "x"}]', "not an A prompt: 5"),
         ("a.jsonl", None, r"a\.jsonl: no documents can be read"),
@@ -87,6 +95,15 @@ def test_what_holds_no_documents_is_named(tmp_path, name, text, reason) -> None:
         path.write_text(text)
     with pytest.raises(DataError, match=reason):
         tasks_of(path, read_documents(path))
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.documents"])
+def test_a_line_that_is_not_utf_8_is_named(tmp_path, name) -> None:
+    path = tmp_path / name
+    good = json.dumps({"text": P_DOCUMENT}) if name == "a.jsonl" else P_DOCUMENT
+    path.write_bytes(f"{good}\n\n".encode() + b"P: \xff\n")
+    with pytest.raises(DataError, match=r"line 3: not UTF-8 \(invalid start byte at byte 4\); mend or remove it"):
+        read_documents(path)
 
 
 def test_a_prompt_is_the_beginning_of_its_document() -> None:

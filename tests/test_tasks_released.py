@@ -141,6 +141,25 @@ def test_rows_that_are_no_documents_are_counted_listed_and_never_asked(tmp_path:
     assert {p.text for s in range(20) for p in task.select(s)} == {p.text for s in range(20) for p in clean.select(s)}
 
 
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (b'{"text": "x", "id": 1}', "no column 'body'; it has text, id"),
+        (b"{}", "no column 'body'; it has none"),
+        (b'{"body": null}', "no text under 'body'"),
+        (b"[]", "not a JSON object"),
+        (b"{broken", "not JSON"),
+        (b'{"body": "\xff"}', r"not UTF-8 \(invalid start byte at byte 11\)"),
+    ],
+)
+def test_a_row_without_a_text_says_why_and_where_all_are_such_no_more_are_asked_for(
+    tmp_path: Path, line: bytes, why: str
+) -> None:
+    (tmp_path / "train.jsonl").write_bytes(b"\n".join([line] * 9))
+    with pytest.raises(DataError, match=rf"all 9 are malformed; train\.jsonl, line \d: {why}$"):
+        task_of(tmp_path, column="body")
+
+
 def test_rows_without_a_prefix_are_a_rows() -> None:
     bare = [text for text in TEXTS if not text.startswith(("P: ", "A: "))]
     assert len(bare) >= 2

@@ -41,6 +41,17 @@ class Reading:
     counts: Counter[str] = field(default_factory=Counter)  # by what became of them
     malformed: list[str] = field(default_factory=list)  # the first of them: file, row and reason
 
+    def refuse(self, place: str, why: str) -> None:
+        """Notes a malformed row."""
+        self.counts["malformed"] += 1
+        if len(self.malformed) < LISTED:
+            self.malformed.append(f"{place}: {why}")
+
+    @property
+    def in_vain(self) -> bool:
+        """Whether rows were read and all were malformed."""
+        return 0 < self.counts.total() == self.counts["malformed"]
+
     def notes(self) -> Iterator[str]:
         """The counts, and the first malformed rows, as lines."""
         known = ", ".join(f"{count} {name}" for name, count in self.counts.items())
@@ -164,7 +175,7 @@ class RookWorld:
 
     def _take(
         self,
-        texts: Iterator[tuple[str, str | None]],
+        texts: Iterator[tuple[str, str | shards.NoText]],
         wanted: Mapping[str, Mapping[str, int | None]],
         part_of: Callable[[str], str | None],
     ) -> dict[str, Taken]:
@@ -179,8 +190,11 @@ class RookWorld:
         for place, text in texts:
             if all(full(part, kind) for part in wanted for kind in "PA"):
                 break
-            kind = "P" if (text or "").removeprefix(END_OF_TEXT).lstrip().startswith("P: ") else "A"
-            if text is not None and all(full(part, kind) for part in wanted):
+            if isinstance(text, shards.NoText):
+                self.reading.refuse(place, text.why)
+                continue
+            kind = "P" if text.removeprefix(END_OF_TEXT).lstrip().startswith("P: ") else "A"
+            if all(full(part, kind) for part in wanted):
                 self.reading.counts["not needed"] += 1
                 continue
             try:
@@ -189,9 +203,7 @@ class RookWorld:
                 self.reading.counts["with a draw that the prompt does not show"] += 1
                 continue
             except ValueError as error:
-                self.reading.counts["malformed"] += 1
-                if len(self.reading.malformed) < LISTED:
-                    self.reading.malformed.append(f"{place}: {error}")
+                self.reading.refuse(place, str(error))
                 continue
             key = position_key(chess.Board(row.fen))
             part = part_of(key)
@@ -214,6 +226,9 @@ class RookWorld:
 
     def _refuse_too_few(self, taken: Mapping[str, Taken]) -> None:
         """Raises: DataError where a part has no row of a kind that is asked, with what became of the rows."""
+        if self.reading.in_vain:
+            count, first = self.reading.counts.total(), self.reading.malformed[0]
+            raise DataError(f"{self.data}: no row is a document, all {count} are malformed; {first}")
         for part, rows in taken.items():
             for kind in self.shares:
                 if not rows.of(kind):
@@ -222,13 +237,11 @@ class RookWorld:
                     raise DataError("; ".join([other, *self.reading.notes()]))
 
 
-def row_of(text: str | None) -> tuple[Annotation | EnvironmentPrompt, str]:
+def row_of(text: str) -> tuple[Annotation | EnvironmentPrompt, str]:
     """The row of a document and its label, B or the move.
 
     Raises: ValueError saying what is wrong with it.
     """
-    if text is None:
-        raise ValueError("no text in it")
     text = whole(text)
     if text.startswith("P: "):
         return annotation_of(text)

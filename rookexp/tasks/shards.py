@@ -8,6 +8,7 @@ import re
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from itertools import accumulate, islice
 from pathlib import Path
@@ -19,6 +20,13 @@ SUFFIXES = (".parquet", ".jsonl", ".txt")
 WINDOW = 4096  # rows fetched together, so that a file's block is decoded once for all of its rows among them
 
 
+@dataclass(frozen=True, slots=True)
+class NoText:
+    """In the place of a row's text, why it has none."""
+
+    why: str
+
+
 class Shard(Protocol):
     """A file of rows that can be read in any order."""
 
@@ -27,8 +35,8 @@ class Shard(Protocol):
     def __len__(self) -> int:
         """How many rows it has."""
 
-    def read(self, rows: Sequence[int]) -> list[str | None]:
-        """The text of each of these rows, which ascend; None where a row has none."""
+    def read(self, rows: Sequence[int]) -> list[str | NoText]:
+        """The text of each of these rows, which ascend."""
 
     def place(self, row: int) -> str:
         """Where a person finds the row in the file, counted from 1."""
@@ -52,28 +60,35 @@ class Lines:
     def __len__(self) -> int:
         return len(self.places)
 
-    def read(self, rows: Sequence[int]) -> list[str | None]:
-        """The text of each of these rows; None for a JSON line without one."""
+    def read(self, rows: Sequence[int]) -> list[str | NoText]:
+        """The text of each of these rows."""
         texts = []
         with self.path.open("rb") as file:
             for row in rows:
                 file.seek(self.places[row])
-                texts.append(self._text(file.readline().decode("utf-8-sig", errors="replace")))
+                texts.append(self._text(file.readline()))
         return texts
 
     def place(self, row: int) -> str:
         """Its line, blank ones counted."""
         return f"line {self.numbers[row]}"
 
-    def _text(self, line: str) -> str | None:
-        if self.path.suffix != ".jsonl":
-            return line.rstrip("\r\n")
+    def _text(self, line: bytes) -> str | NoText:
         try:
-            row = json.loads(line)
+            text = line.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            return NoText(f"not UTF-8 ({error.reason} at byte {error.start + 1})")
+        if self.path.suffix != ".jsonl":
+            return text.rstrip("\r\n")
+        try:
+            row = json.loads(text)
         except (ValueError, RecursionError):
-            return None
-        text = row.get(self.column) if isinstance(row, dict) else None
-        return text if isinstance(text, str) else None
+            return NoText("not JSON")
+        if not isinstance(row, dict):
+            return NoText("not a JSON object")
+        if self.column not in row:
+            return NoText(_no_column(self.column, list(row)))
+        return _text_of(row[self.column], self.column)
 
 
 class Parquet:
@@ -88,19 +103,19 @@ class Parquet:
         self.column = column
         self.file: Any = parquet.ParquetFile(path)
         if column not in self.file.schema_arrow.names:
-            raise DataError(f"{path}: no column {column!r}; it has {', '.join(self.file.schema_arrow.names)}")
+            raise DataError(f"{path}: {_no_column(column, self.file.schema_arrow.names)}")
         about = self.file.metadata
         self.starts = [0, *accumulate(about.row_group(i).num_rows for i in range(about.num_row_groups))]
 
     def __len__(self) -> int:
         return self.starts[-1]
 
-    def read(self, rows: Sequence[int]) -> list[str | None]:
-        """The text of each of these rows, which ascend; None where it is null or no text.
+    def read(self, rows: Sequence[int]) -> list[str | NoText]:
+        """The text of each of these rows, which ascend.
 
         Raises: DataError for a row whose block is damaged.
         """
-        texts: list[str | None] = []
+        texts: list[str | NoText] = []
         loaded, column = -1, None
         for row in rows:
             group = bisect_right(self.starts, row) - 1
@@ -111,12 +126,20 @@ class Parquet:
                 text = column[row - self.starts[group]].as_py()
             except (OSError, ValueError) as error:
                 raise DataError(f"{self.path}, row {row + 1}: {_damaged(error)}") from error
-            texts.append(text if isinstance(text, str) else None)
+            texts.append(_text_of(text, self.column))
         return texts
 
     def place(self, row: int) -> str:
         """Its row."""
         return f"row {row + 1}"
+
+
+def _text_of(value: Any, column: str) -> str | NoText:
+    return value if isinstance(value, str) else NoText(f"no text under {column!r}")
+
+
+def _no_column(column: str, names: Sequence[str]) -> str:
+    return f"no column {column!r}; it has {', '.join(names) or 'none'}"
 
 
 def find(data: str, revision: str | None, files: str, column: str) -> list[Shard]:
@@ -138,11 +161,14 @@ def find(data: str, revision: str | None, files: str, column: str) -> list[Shard
         found = [p for p in inside if fnmatch(p.relative_to(path).as_posix(), files)]
     if not found or found[0].suffix not in SUFFIXES:
         raise DataError(f"{data}: no file of it matches {files!r} and ends in {', '.join(SUFFIXES)}")
-    return [_opened(p, column) for p in found]
+    return [opened(p, column) for p in found]
 
 
-def _opened(path: Path, column: str) -> Shard:
-    """Raises: DataError for a file that cannot be read."""
+def opened(path: Path, column: str) -> Shard:
+    """The rows of a parquet file, of JSON lines, or of any other as plain text.
+
+    Raises: DataError for a file that cannot be read.
+    """
     try:
         return (Parquet if path.suffix == ".parquet" else Lines)(path, column)
     except (OSError, ValueError) as error:  # as pyarrow calls a file that is none of its own
@@ -172,7 +198,7 @@ def download(repo: str, revision: str | None, files: str) -> Path:
     return Path(folder)
 
 
-def shuffled(shards: Sequence[Shard], seed: str) -> Iterator[tuple[str, str | None]]:
+def shuffled(shards: Sequence[Shard], seed: str) -> Iterator[tuple[str, str | NoText]]:
     """Every row of all files once, as `file, its place` and its text, in an order drawn uniformly from all orders.
 
     Rows are fetched as they are asked for; the memory grows with those that were, not with the files.
@@ -180,7 +206,7 @@ def shuffled(shards: Sequence[Shard], seed: str) -> Iterator[tuple[str, str | No
     starts = [0, *accumulate(map(len, shards))]
     order = permuted(starts[-1], random.Random(seed))
     while window := list(islice(order, WINDOW)):
-        texts: dict[int, str | None] = {}
+        texts: dict[int, str | NoText] = {}
         ascending = sorted(window)
         for shard, start, end in zip(shards, starts, starts[1:], strict=False):
             inside = [row for row in ascending if start <= row < end]
