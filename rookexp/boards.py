@@ -142,7 +142,7 @@ def engine_moves(config: dict[str, Any]) -> dict[str, str]:
 @lru_cache(maxsize=4)
 def _engine_moves(path: Path) -> tuple[tuple[str, str], ...]:
     found = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8-sig").splitlines():
         try:
             row = json.loads(line)
             found.append((str(row["fen"]), str(row["moves"][0])))

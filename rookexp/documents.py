@@ -48,7 +48,7 @@ def load_rows(folder: Path, shards: int) -> tuple[list[Row], list[list[chess.Mov
     for file in files:
         if not file.exists():
             raise DataError(f"{file}: missing; make the shards with `python -m rookexp.data`")
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        for number, line in enumerate(file.read_text(encoding="utf-8-sig").splitlines(), start=1):
             try:
                 raw = json.loads(line)
                 board = chess.Board(raw["fen"])

@@ -21,7 +21,7 @@ def load(folder: Path) -> None:
     from dotenv import dotenv_values
 
     try:
-        found = dotenv_values(path, interpolate=False, encoding="utf-8")
+        found = dotenv_values(path, interpolate=False, encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise ConfigError(
             f".env: cannot be read ({type(error).__name__}); allowed: lines NAME=value, in UTF-8"

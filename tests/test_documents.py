@@ -240,6 +240,13 @@ def test_shipped_prompts_are_of_the_test_split_and_share_no_position(root: Path)
     assert {positions.split_of(key) for key in keys} == {"test"}
 
 
+def test_a_byte_order_mark_is_no_part_of_the_rows(tmp_path: Path) -> None:
+    row = {"fen": chess.STARTING_FEN, "kind": "opening", "moves": ["e2e4"], "evals_cp": [3]}
+    shard_path(tmp_path, 0).write_text(json.dumps(row), encoding="utf-8-sig")
+    ((read,), _, _) = documents.load_rows(tmp_path, 1)
+    assert read.moves == ("e2e4",)
+
+
 def test_a_broken_row_is_named(tmp_path: Path) -> None:
     shard_path(tmp_path, 0).write_text('{"fen": "nonsense"}\n')
     with pytest.raises(DataError, match="line 1"):

@@ -29,6 +29,12 @@ def test_only_lines_of_wandb_that_are_not_set_already(tmp_path: Path) -> None:
     assert now() == BEFORE | {"WANDB_API_KEY": "a$HOME b", "WANDB_MODE": "offline"}
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("WANDB_MODE=offline", encoding="utf-8-sig")
+    environment.load(tmp_path)
+    assert now() == BEFORE | {"WANDB_MODE": "offline"}
+
+
 def test_without_a_file_nothing_happens(tmp_path: Path) -> None:
     environment.load(tmp_path)
     assert now() == BEFORE

@@ -179,6 +179,13 @@ def test_line_that_is_no_row_is_named(tmp_path: Path, line: str) -> None:
         load_annotations(path)
 
 
+def test_a_byte_order_mark_is_no_part_of_the_rows(tmp_path: Path) -> None:
+    path = Path(write(tmp_path / "rows.jsonl", [row_of(chess.Board())]))
+    rows = load_annotations(path)
+    path.write_text(path.read_text(), encoding="utf-8-sig")
+    assert load_annotations(path) == rows
+
+
 def test_missing_and_empty_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nowhere"):
         load_annotations(tmp_path / "nowhere.jsonl")

@@ -131,6 +131,9 @@ def test_documents_of_a_corpus_and_rows_with_a_prompt_are_read(tmp_path: Path) -
     assert [row.move for row in load_questions(Path(written(tmp_path, *lines)))] == ["e2e4"]
     (tmp_path / "rows.json").write_text(json.dumps([{"prompt": FIRST, "expected_fen": AFTER}]))
     assert [row.move for row in load_questions(tmp_path / "rows.json")] == ["e2e4"]
+    for path in (tmp_path / "questions.txt", tmp_path / "rows.json"):  # as Windows' editors write it
+        path.write_text(path.read_text(), encoding="utf-8-sig")
+        assert [row.move for row in load_questions(path)] == ["e2e4"]
 
 
 @pytest.mark.parametrize(

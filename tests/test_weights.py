@@ -249,6 +249,12 @@ def test_config_that_says_the_same_in_other_words_is_read(folder):
     assert_same(load_model(folder), random_model())
 
 
+def test_config_with_a_byte_order_mark_is_read(folder):
+    path = folder / "config.json"
+    path.write_text(path.read_text(), encoding="utf-8-sig")
+    assert_same(load_model(folder), random_model())
+
+
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_missing_file_is_named(folder, name):
     (folder / name).unlink()

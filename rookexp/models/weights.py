@@ -308,7 +308,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise DataError(f"{path}: no such file; copy the model's {path.name} there")
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = json.loads(path.read_text(encoding="utf-8-sig"))
     except ValueError as error:
         raise DataError(f"{path}: not JSON ({error}); copy it again") from error
     if not isinstance(raw, dict):

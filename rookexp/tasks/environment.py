@@ -152,7 +152,7 @@ def load_questions(path: Path) -> tuple[EnvironmentPrompt, ...]:
     Raises: DataError naming file and row where the file is missing, has no A line, or a line is not such a document.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         whole = path.suffix == ".json"
         lines = [row["prompt"] for row in json.loads(text)] if whole else text.splitlines()
     except (OSError, ValueError, KeyError, TypeError) as error:
