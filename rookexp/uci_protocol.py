@@ -190,7 +190,7 @@ class Engine:
             except ValueError:
                 self.tell(f"no legal move: {word}; it and what follows it is left out")
                 break
-        if self.game is not None and not continues(board, self.game):
+        if self.game is not None and not is_of(board, self.game, self.colour):
             self._end_game()
         if self.game is not None and len(board.move_stack) > len(self.game.move_stack):
             self._keep_game(board)
@@ -294,10 +294,15 @@ def put(path: Path, before: bytes, text: bytes) -> None:
     os.replace(partial, path)
 
 
-def continues(board: chess.Board, game: chess.Board) -> bool:
-    """Whether the board's moves begin with the game's, from the same position."""
+def is_of(board: chess.Board, game: chess.Board, colour: chess.Color) -> bool:
+    """Whether the board's moves begin with the game's, from the same position.
+
+    Where `colour`, our own, is to move, the last two may be others or missing: it is asked again, or after a take-back.
+    More would be another game with the same opening, of which a GUI need not tell.
+    """
     moves: Sequence[chess.Move] = game.move_stack
-    return board.root() == game.root() and board.move_stack[: len(moves)] == moves
+    kept = max(len(moves) - 2, 0) if board.turn == colour else len(moves)
+    return board.root() == game.root() and board.move_stack[:kept] == moves[:kept]
 
 
 def score(eval_cp: int | None) -> str:

@@ -422,6 +422,29 @@ def turn(player: Scripted, lines: Iterator[str]) -> Iterator[str]:
         yield line
 
 
+@pytest.mark.parametrize(
+    ("then", "games"),
+    [
+        ("e2e4 g8f6 b1c3", ["e2e4 g8f6 b1c3 a7a6"]),  # the same question
+        ("e2e4 g8f6 b1c3 a7a6 a2a3", ["e2e4 g8f6 b1c3 a7a6 a2a3 a6a5"]),
+        ("e2e4 g8f6 d2d4", ["e2e4 g8f6 d2d4 a7a6"]),  # the other's last move taken back
+        ("e2e4", ["e2e4 g8f6 b1c3 a7a6", "e2e4 a7a6"]),  # another game
+        ("d2d4 g8f6 b1c3", ["e2e4 g8f6 b1c3 a7a6", "d2d4 g8f6 b1c3 a7a6"]),
+        ("e2e4 g8f6", ["e2e4 g8f6 b1c3 a7a6", "e2e4 g8f6 a2a3"]),  # with the other colour
+    ],
+)
+def test_a_question_again_or_a_take_back_is_the_same_game(tmp_path: Path, then: str, games: list[str]) -> None:
+    path = tmp_path / "games.pgn"
+    asked = ["position startpos moves e2e4 g8f6 b1c3", "go nodes 1", f"position startpos moves {then}", "go infinite"]
+
+    class First:
+        def answer(self, fen: str, legal: frozenset[str], *rest: Any) -> Answer:
+            return Answer(next(move for move in ("a7a6", "a6a5", "a2a3") if move in legal), (), None)
+
+    talk(*asked, "stop", player=First(), pgn=str(path))
+    assert [" ".join(move.uci() for move in game.mainline_moves()) for game in read_games(path)] == games
+
+
 def test_two_engines_share_a_file(tmp_path: Path) -> None:
     path = tmp_path / "games.pgn"
     engines = [
