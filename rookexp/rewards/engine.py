@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import hashlib
+import logging
 import shutil
 import threading
 from collections.abc import Callable
@@ -20,6 +21,8 @@ from rookexp.check import spell
 from rookexp.chess_text import MATE_CP
 from rookexp.errors import ConfigError, EngineError
 
+PATH_HINT = "engine_path=FILE, in training reward.engine.path=FILE"
+OTHER = f"; name a UCI engine: {PATH_HINT}"
 INSTALL_HINT = "install it with `apt-get install stockfish` (or `brew install stockfish`)"
 TIMEOUTS = (TimeoutError, asyncio.TimeoutError)  # two classes before Python 3.11
 FAILURES = (chess.engine.EngineError, OSError, concurrent.futures.CancelledError, *TIMEOUTS)
@@ -38,10 +41,7 @@ def find_stockfish(path: str | None) -> str:
     else:
         found = shutil.which("stockfish") or shutil.which("stockfish", path="/usr/games")
     if found is None:
-        raise EngineError(
-            f"no Stockfish at {path or 'PATH'!r}: {INSTALL_HINT}, or name its path: "
-            "engine_path=FILE, in training reward.engine.path=FILE"
-        )
+        raise EngineError(f"no Stockfish at {path or 'PATH'!r}: {INSTALL_HINT}, or name its path: {PATH_HINT}")
     return str(Path(found).resolve())
 
 
@@ -74,16 +74,17 @@ class Stockfish:
         self.timeout_s = timeout_s
         searches = ((depth, None),) if nodes is None else ((None, nodes * times) for times in MORE_NODES)
         self._limits = [chess.engine.Limit(depth=plies, nodes=count) for plies, count in searches]
+        logging.getLogger("asyncio").addFilter(_heard)
         try:
             self._engine = chess.engine.SimpleEngine.popen_uci(self.path, timeout=timeout_s, setpgrp=True)
         except FAILURES as error:
-            raise self._failure("did not start as a UCI engine", error) from error
+            raise self._failure("did not start as a UCI engine", error, OTHER) from error
         self._engine.protocol.loop.set_exception_handler(_unheard)
         try:
             self._engine.configure(OPTIONS)
         except FAILURES as error:
             self._engine.close()
-            raise self._failure("did not take its options", error) from error
+            raise self._failure("did not take its options", error, OTHER) from error
         self.name: str = self._engine.id.get("name", "unknown")
 
     def identity(self) -> str:
@@ -150,11 +151,12 @@ class Stockfish:
         with contextlib.suppress(RuntimeError):  # the loop ended with the process, just now
             self._engine.protocol.loop.call_soon_threadsafe(self._engine.transport.kill)
 
-    def _failure(self, what: str, error: Exception) -> EngineError:
+    def _failure(self, what: str, error: Exception, remedy: str = "") -> EngineError:
         reason = f"no answer in {self.timeout_s} s" if isinstance(error, TIMEOUTS) else f"{error}"
         if isinstance(error, concurrent.futures.CancelledError):  # python-chess gave up together with the process
             reason = "its process ended before the search"
-        return EngineError(f"{self.path} {what} (timeout {self.timeout_s} s): {reason or type(error).__name__}")
+        reason = reason or type(error).__name__
+        return EngineError(f"{self.path} {what} (timeout {self.timeout_s} s): {reason}{remedy}")
 
 
 class Lasting:
@@ -211,6 +213,11 @@ class Lasting:
         if engine is not None:
             engine.close()
         self.lost += 1
+
+
+def _heard(record: logging.LogRecord) -> bool:
+    """Whether asyncio's line tells something: not that a process ended after its loop, as after a start in vain."""
+    return record.msg != "Loop %r that handles pid %r is closed"
 
 
 def _unheard(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
