@@ -267,7 +267,7 @@ def test_pickle_only_and_sharded_folders_are_refused(folder):
     with pytest.raises(DataError, match=r"pickled weights only.*from_pretrained"):
         load_model(folder)
     (folder / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(DataError, match="in several files; save them as one"):
+    with pytest.raises(DataError, match=r"in several files; type `python -c .*save_pretrained\('NEW'\)"):
         load_model(folder)
 
 
@@ -456,9 +456,17 @@ def test_what_is_wrong_with_a_released_folder_is_one_line(name, released):
     assert str(released) in str(error.value)
 
 
-def test_the_conversion_that_is_told_makes_the_folder_readable(released, tmp_path, monkeypatch):
+def sharded(path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = transformers.GPT2LMHeadModel.from_pretrained(path)
+    (path / "model.safetensors").unlink()
+    model.save_pretrained(path, max_shard_size="50KB")
+
+
+@pytest.mark.parametrize("damage", [pickled, sharded])
+def test_the_conversion_that_is_told_makes_the_folder_readable(damage, released, tmp_path, monkeypatch):
     before = load(released)
-    pickled(released)
+    damage(released)
     with pytest.raises(DataError) as error:
         load(released)
     monkeypatch.chdir(tmp_path)

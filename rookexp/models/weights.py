@@ -20,6 +20,7 @@ from rookexp.errors import DataError
 from rookexp.models.gpt2 import GPT2, GPT2Config
 
 WEIGHTS = "model.safetensors"
+PICKLES = "pickles can run code when read; where you trust them, "
 FILES = ("config.json", "generation_config.json", WEIGHTS, "tokenizer.json", "vocab.json", "merges.txt")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # Model files of a repository that `push` removes where it does not send them: loaders would take them beside the new
@@ -78,7 +79,7 @@ def fetch(repo_or_folder: str, revision: str | None) -> Path:
         reason = str(error).strip().split("\n")[0]
         raise DataError(f"{repo_or_folder}: not a folder here, and no download ({reason}); {remedy}") from error
     if not (Path(snapshot) / WEIGHTS).is_file():
-        raise DataError(f"{repo_or_folder}: no {WEIGHTS} in its snapshot; {_conversion(repo_or_folder)}")
+        raise DataError(f"{repo_or_folder}: no {WEIGHTS} in its snapshot; {PICKLES}{_conversion(repo_or_folder)}")
     return Path(snapshot)
 
 
@@ -274,9 +275,9 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
     path = folder / WEIGHTS
     if not path.is_file():
         if (folder / f"{WEIGHTS}.index.json").is_file():
-            raise DataError(f"{folder}: weights in several files; save them as one {WEIGHTS}")
+            raise DataError(f"{folder}: weights in several files; {_conversion(folder)}")
         if any(folder.glob("*.bin")) or any(folder.glob("*.pt")):
-            raise DataError(f"{folder}: pickled weights only; {_conversion(folder)}")
+            raise DataError(f"{folder}: pickled weights only; {PICKLES}{_conversion(folder)}")
         raise DataError(f"{path}: no such file; copy the model's {WEIGHTS} there")
     try:
         return load_file(path)
@@ -286,12 +287,13 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _conversion(source: str | Path) -> str:
-    """What to type where a model has no safetensors."""
+    """What to type where a model has no single file of safetensors."""
     code = (
         "from transformers import AutoTokenizer as T, GPT2LMHeadModel as M; "
-        f"[X.from_pretrained('{source}').save_pretrained('NEW') for X in (M, T)]"
+        f"M.from_pretrained('{source}').save_pretrained('NEW', max_shard_size='1TB'); "
+        f"T.from_pretrained('{source}').save_pretrained('NEW')"
     )
-    return f'pickles can run code when read; where you trust them, type `python -c "{code}"` and give NEW'
+    return f'type `python -c "{code}"` and give NEW'
 
 
 def _eot_id(path: Path, vocab_size: int) -> int:
