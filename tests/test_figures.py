@@ -104,6 +104,8 @@ def test_a_ratio_takes_observations_and_not_units_as_independent() -> None:
     spread = ratio_of([0.0, 6.0, 6.0, 12.0], sizes)
     error = math.sqrt((2**2 + 2**2 + 0 + 0) / 3 / 4) / 3  # residuals of 2 a unit, over the mean size
     assert spread.interval == pytest.approx((2 - 1.959964 * error, 2 + 1.959964 * error))
+    uneven = mean_of([0.0, 0.0, 3.0])
+    assert uneven.interval == (0.0, pytest.approx(1 + 1.959964))
 
 
 @pytest.mark.parametrize(

@@ -92,15 +92,16 @@ def pooled(bunches: Sequence[tuple[int, int]]) -> Figure:
 
 
 def mean_of(values: Sequence[float]) -> Estimate:
-    """The mean of at least one value; normal interval, from the sample's standard deviation."""
+    """The mean of at least one value, none below 0; normal interval, from the sample's standard deviation."""
     return ratio_of(values, [1] * len(values))
 
 
 def ratio_of(amounts: Sequence[float], sizes: Sequence[float]) -> Estimate:
-    """The sum of the amounts for each unit of size, of observations that have both; `total` counts observations.
+    """The sum of the amounts, none below 0, for each unit of size, of observations with both; `total` counts these.
 
-    The normal interval takes observations as independent, not units; there is none where all have the same ratio, as
-    these say nothing about the spread. Source: Cochran 1977, eq. 6.13.
+    The normal interval takes observations as independent, not units, and ends at 0, where that of few and uneven ones
+    would go on; there is none where all have the same ratio, as these say nothing about the spread.
+    Source: Cochran 1977, eq. 6.13.
     """
     n, size = len(amounts), math.fsum(sizes)
     ratio = math.fsum(amounts) / size
@@ -108,7 +109,7 @@ def ratio_of(amounts: Sequence[float], sizes: Sequence[float]) -> Estimate:
     if n < 2 or squares == 0:
         return Estimate(ratio, None, n)
     half = Z95 * math.sqrt(squares / (n - 1) / n) / (size / n)
-    return Estimate(ratio, (ratio - half, ratio + half), n)
+    return Estimate(ratio, (max(0.0, ratio - half), ratio + half), n)
 
 
 def median_of(values: Sequence[float]) -> Estimate:
