@@ -197,6 +197,18 @@ def test_blacks_label_is_corrected_unless_it_is_wanted_as_published() -> None:
     assert blacks
 
 
+def test_a_quota_that_the_rows_cannot_fill_is_said() -> None:
+    task = task_of(HERE, rows=4, eval_rows=100, p_share=0.75)
+    counts = Counter(prompt.task for prompt in task.prompts())
+    (note,) = (line for line in task.notes() if "asked for" in line)
+    assert note.endswith(
+        f"evaluation has {counts['P']} P and {counts['A']} A rows where 75 P and 25 A were asked for; "
+        "give more rows, or lower task.eval_rows"
+    )
+    filled = task_of(HERE, rows=None, eval_rows=2)
+    assert not any("asked for" in line for line in filled.notes())
+
+
 def test_quotas_end_the_reading_and_shares_of_none_read_none_of_a_kind() -> None:
     task = task_of(HERE, rows=4, eval_rows=2, p_share=0.5)
     assert len({p.text for step in range(9) for p in task.select(step)}) == 4

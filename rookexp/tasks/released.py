@@ -109,6 +109,7 @@ class RookWorld:
             ask = {"evaluation": wanted["evaluation"]}
             taken |= self._take(theirs, ask, lambda key: None if key in asked else "evaluation")
         self._refuse_too_few(taken)
+        self.missed = list(missed(taken, wanted))
         tasks: dict[str, dict[str, Sequenced]] = {}
         for part, (policy, environment) in taken.items():
             tasks[part] = {}
@@ -149,7 +150,7 @@ class RookWorld:
 
     def notes(self) -> list[str]:
         """What was read, as lines for a person."""
-        return [f"{self.data}: {line}" for line in (*self.reading.notes(), *self.training.notes())]
+        return [f"{self.data}: {line}" for line in (*self.reading.notes(), *self.missed, *self.training.notes())]
 
     def select(self, step: int) -> tuple[Prompt, ...]:
         """The problems of a step, of the training split."""
@@ -235,6 +236,17 @@ class RookWorld:
                     said = f"{self.data}: no {kind} rows for {part}; give more rows, or only those of the other kind"
                     other = f"{said} (task.p_share={int(kind == 'A')})"
                     raise DataError("; ".join([other, *self.reading.notes()]))
+
+
+def missed(taken: Mapping[str, Taken], wanted: Mapping[str, Mapping[str, int | None]]) -> Iterator[str]:
+    """A line for each part that has fewer rows of a kind than were asked for."""
+    for part, rows in taken.items():
+        asked = {kind: count for kind, count in wanted[part].items() if count is not None}
+        found = {kind: len(rows.of(kind)) for kind in asked}
+        if found != asked:
+            few, many = (" and ".join(f"{count} {kind}" for kind, count in each.items()) for each in (found, asked))
+            key = "task.rows" if part == "train" else "task.eval_rows"
+            yield f"{part} has {few} rows where {many} were asked for; give more rows, or lower {key}"
 
 
 def row_of(text: str) -> tuple[Annotation | EnvironmentPrompt, str]:
