@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from rookexp import composing, door
+from rookexp.tasks import released
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -99,6 +100,25 @@ def test_a_page_names_only_what_there_is(root: Path, page: str) -> None:
             arranged = door.arrange(typed, "config")
             with hydra.initialize_config_dir(str(root / "conf"), **composing.version_base()):
                 hydra.compose("config", [w for w in arranged if "=" in w and "," not in w])
+
+
+def test_readme_shows_documents_as_the_data_has_them(root: Path) -> None:
+    text = (root / "README.md").read_text(encoding="utf-8")
+    policy, environment = re.findall(r"^[PA]: .*", text, re.MULTILINE)
+    row, label = released.row_of(policy)
+    assert label == row.moves[0]
+    assert f"`{row.moves[-1]}` above" in text
+    assert released.row_of(environment)[1] == "e2e4"
+
+
+def test_readme_lists_every_option_of_a_group(root: Path) -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (`.*?) \|", (root / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    listed = {group: options for group, options in rows if (root / "conf" / group).is_dir() and "..." not in options}
+    assert {"model", "task", "loss", "baseline", "optim"} <= listed.keys()
+    for group, options in listed.items():
+        there = {path.stem for path in (root / "conf" / group).glob("*.yaml")}
+        words = re.findall(r"`(\w+)`", options)
+        assert {f"adamw{word}" if word.startswith("_") else word for word in words} == there, group
 
 
 def test_readme_shows_how_to_train(root: Path) -> None:
