@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from rookexp import track, verdict
+from rookexp import report, track, verdict
 from rookexp.errors import DataError
 
 CONFIG = "config.yaml"
@@ -118,13 +118,8 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     norms = [row["grad_norm"] for row in rows if "grad_norm" in row]
     if norms:
         found["grad_norm_max"] = max(np.inf if norm is None else norm for norm in norms)
-    seconds, speed = verdict.column(rows, "step_s")[1], verdict.column(rows, "tokens_per_s")[1]
-    if len(seconds):
-        found["seconds"] = seconds.sum()
-    if len(speed):
-        found["tokens_per_s"] = np.median(speed)
     if rows:
-        found["steps"] = rows[-1]["step"]
+        found |= report.costs(rows)
     return {name: float(value) for name, value in found.items()}
 
 
