@@ -10,6 +10,7 @@ import torch
 
 from rookexp import generate, ops
 from rookexp.objectives.likelihood import Documents
+from rookexp.objectives.rollouts import completion_texts
 from rookexp.policies import Pretrained
 
 
@@ -32,14 +33,14 @@ class Answers:
     ) -> list[str]:
         """A completion of each prompt, drawn with its seed."""
         sampling = generate.Sampling(temperature, top_k, None, self.max_new_tokens)
-        tokenizer, texts = self.policy.tokenizer, []
+        tokenizer = self.policy.tokenizer
+        texts: list[str] = []
         for start in range(0, len(prompts), self.batch):
             rows = slice(start, start + self.batch)
             ids = [tokenizer.encode(prompt) for prompt in prompts[rows]]
             with self.autocast():
                 samples = generate.sample(self.policy.model, ids, seeds[rows], sampling, tokenizer.eot_id)
-            for row, kept in zip(samples.tokens, samples.mask, strict=True):
-                texts.append(tokenizer.decode(row[kept].tolist()))
+            texts += completion_texts(samples, tokenizer)
         return texts
 
     @torch.no_grad()

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from rookexp import chess_text, generate, ops
+from rookexp.objectives.rollouts import completion_texts
 from rookexp.tokenizers import Tokenizer
 from rookexp.uci_protocol import Answer, Settings
 
@@ -51,7 +52,8 @@ class Player:
         model = Stoppable(self.model, stopped, self.tokenizer.eot_id)
         with self.autocast():
             samples = generate.sample(model, [ids], seeds, sampling, self.tokenizer.eot_id)
-        return self.tokenizer.decode(samples.tokens[0][samples.mask[0]].tolist())
+        (text,) = completion_texts(samples, self.tokenizer)
+        return text
 
 
 class Stoppable:

@@ -17,6 +17,7 @@ from rookexp import check, checkpoint, chess_text, generate, runs, tokenizers
 from rookexp.errors import DataError
 from rookexp.models import weights
 from rookexp.models.gpt2 import GPT2, GPT2Config
+from rookexp.objectives.rollouts import completion_texts
 from rookexp.tokenizers import Tokenizer
 from rookexp.types import Prompt
 
@@ -77,8 +78,7 @@ def doubts(
             continue
         with autocast():
             samples = generate.greedy(policy.model, [p.ids for p in asked], PROBE_TOKENS, policy.tokenizer.eot_id)
-        kept = zip(samples.tokens, samples.mask, strict=True)
-        texts = [policy.tokenizer.decode(row[mask].tolist()) for row, mask in kept]
+        texts = completion_texts(samples, policy.tokenizer)
         wrong = [text for prompt, text in zip(asked, texts, strict=True) if not formed(prompt, text)]
         if 2 * len(wrong) > len(asked):
             found.append(
