@@ -50,12 +50,7 @@ def read(folder: Path) -> Run:
 
     Raises: DataError for a folder without config.yaml, and for files that are no YAML or JSON.
     """
-    path = folder / CONFIG
-    if not path.is_file():
-        raise DataError(f"{folder}: no run folder, it has no {CONFIG}; name a run's folder or one that holds runs")
-    config = _yaml(path)
-    if not isinstance(config, dict):
-        raise DataError(f"{path}: no mapping; was it written by hand?")
+    config = read_config(folder)
     metrics, summary_path = folder / track.METRICS, folder / track.SUMMARY
     try:
         summary = json.loads(summary_path.read_text(encoding="utf-8")) if summary_path.is_file() else {}
@@ -71,6 +66,20 @@ def read(folder: Path) -> Run:
         rows=track.read_jsonl(metrics) if metrics.is_file() else [],
         summary=summary,
     )
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The configuration of the run in a folder, resolved, as its last start wrote it.
+
+    Raises: DataError for a folder without one, and for a damaged one.
+    """
+    path = folder / CONFIG
+    if not path.is_file():
+        raise DataError(f"{folder}: no run folder, it has no {CONFIG}; name a run's folder or one that holds runs")
+    config = _yaml(path)
+    if not isinstance(config, dict):
+        raise DataError(f"{path}: no mapping; was it written by hand?")
+    return config
 
 
 def find(path: Path) -> list[Path]:

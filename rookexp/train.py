@@ -27,7 +27,7 @@ def train(config: dict[str, Any], run_folder: Path) -> None:
             # An earlier seed has shown that the point is not worth it, or this run is resumed by hand.
             print(f"{run_folder}: given up by its sweep ({reason}); to train on, delete {job.NOTE} in it and resume")
             return
-        from rookexp import build, dry_run, session  # torch comes with them; --help does without
+        from rookexp import build, dry_run, kept, session  # torch comes with them; --help does without
 
         run = build.Run(**build.check_config(config))
         if config["hardware"].get("grow") == "batch" and (trial is not None or door.in_a_sweep()):
@@ -38,6 +38,8 @@ def train(config: dict[str, Any], run_folder: Path) -> None:
         if run.dry_run:
             dry_run.run(config)
             return
+        if config["resume"] is not None:
+            kept.refuse_other(Path(config["resume"]), config, swept=trial is not None)
         with suppress(RunPruned):  # its folder says so
             session.train(build.build_training(config, run_folder), config, run_folder, trial)
 

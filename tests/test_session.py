@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import pty
+import re
 import shutil
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rookexp import door, pretrain, resume, session, train, verdict
+from rookexp import door, kept, pretrain, resume, session, train, verdict
 from rookexp.errors import ConfigError, NotSaved
 from rookexp.stop import Stop
 from rookexp.sweep import job
@@ -132,6 +133,66 @@ def test_a_folder_has_one_run_at_a_time_and_none_over_another(
     assert "run: another process is at work in it" in capfd.readouterr().err
     assert before == {path: path.read_bytes() for path in (tmp_path / "run" / "checkpoints").rglob("*.safetensors")}
     assert shell("resume=run steps=5") == 0
+
+
+def test_a_job_of_a_sweep_keeps_the_values_of_its_point(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    line = f"-m sweep=grid {TRAIN} steps=2 save_every=1 optim.lr=0.01,0.02"
+    at_step(monkeypatch, 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert shell(line) == 143
+    capfd.readouterr()
+    assert shell("resume=multirun/debug/0 optim.lr=0.05") == 2
+    folder = tmp_path / "multirun" / "debug" / "0"
+    assert capfd.readouterr().err == (
+        f"error: {folder}: a job of a sweep, whose values are the sweep's: optim.lr was 0.01, now 0.05; to train on "
+        "with others copy the folder, delete trial.json in the copy and resume that\n"
+    )
+    assert shell("resume=multirun/debug/0 hardware.micro_batch=2 keep_checkpoints=3") == 0
+    assert shell("resume=multirun/debug/0 steps=3") == 2
+    assert "steps was 2, now 3" in capfd.readouterr().err
+    assert shell(f"{line} hardware.micro_batch=4") == 0
+    assert [row["step"] for row in metrics(folder)] == [0, 1, 2]
+
+
+OTHER_MEASURES = {
+    "seed=1": "seed was 0, now 1",
+    "reward=binary": "reward._target_ was rookexp.rewards.chess.PolicyReward, now ",
+    "++reward.best=0.9": "reward.best was 0.5, now 0.9",
+    "task.seed=3": "task.seed was 31, now 3",
+    "grpo.prompts_per_step=4": "task.prompts was 2, now 4",
+    "eval.max_new_tokens=5": "eval.max_new_tokens was ",
+}
+
+
+def test_a_run_that_goes_on_is_measured_as_before(
+    shell: Shell, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert shell(TRAIN, "hydra.run.dir=run", "steps=1") == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    for typed, said in OTHER_MEASURES.items():
+        capfd.readouterr()
+        assert shell(f"resume=run steps=2 {typed}") == 2, typed
+        error = capfd.readouterr().err
+        assert f"{tmp_path}/run: its first reward and its last would be two measures: {said}" in error
+        weights = tmp_path / "run" / "checkpoints" / "step-000001" / "model"
+        assert error.endswith(f"can go on from its weights: model=rook_nano model.path={weights}\n")
+        assert error.count("\n") == 1
+    assert all(path.read_bytes() == text for path, text in before.items() if path.suffix != ".log")
+    config = (tmp_path / "run" / "config.yaml").read_text(encoding="utf-8")
+    moved = re.sub(r"positions: .*/assets/", "positions: /elsewhere/rookexp/assets/", config)
+    assert moved != config
+    (tmp_path / "run" / "config.yaml").write_text(moved, encoding="utf-8")
+    allowed = "optim.lr=0.02 kl.coef=0.1 grpo.temperature=0.9 eval.every=1 hardware.micro_batch=2"
+    assert shell(f"resume=run steps=2 {allowed}") == 0
+
+
+def test_phases_and_sampling_do_not_change_what_is_measured() -> None:
+    before = {"task.order": "epochs", "task.tasks.P.order": "fixed"}
+    keys = ("task.total_steps", "task.steps", "task.prompts", "task.sampling.P.temperature", "reward.engine.processes")
+    assert not [key for key in keys if kept._measures(key, before)]
+    assert kept._measures("task.sampling.P.max_new_tokens", before)
+    assert kept._measures("task.tasks.P.prompts", before)
 
 
 def make_corpus(folder: Path) -> None:

@@ -1,0 +1,78 @@
+"""What a run keeps when it goes on, so that its folder stays one run: its measure, and in a sweep all its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rookexp import check, checkpoint, points, runs
+from rookexp.errors import ConfigError
+from rookexp.run_info import redacted
+from rookexp.sweep import job
+
+ASKED = (runs.SEED, "task", "eval.positions")
+# The evaluation sees nothing of these, but of a kind's sampling what is in `points.SCORED`.
+UNSEEN = ("task.sampling", "task.total_steps", "task.steps", "task.phases")
+ENGINES = tuple(f".engine.{name}" for name in ("path", "processes", "timeout_s", "retries", "cache"))  # change no value
+ASSETS = "/rookexp/assets/"  # wherever the package lies
+SHOWN = 3  # keys in a message
+
+
+def refuse_other(folder: Path, config: Mapping[str, Any], *, swept: bool) -> None:
+    """Refuses to go on with the run in `folder` where that would make two runs of it; `swept`: it is a sweep's job.
+
+    Raises: ConfigError with each key, its value so far and the new one; DataError for a damaged config.yaml.
+    """
+    newest = checkpoint.latest(folder)
+    if newest is None or not (folder / runs.CONFIG).is_file():
+        return  # nothing to go on with, which the start says
+    before, now = runs.flat(runs.read_config(folder)), runs.flat(redacted(config))
+    judged = _trains if swept else _measures
+    follow = runs.following([before, now])
+    differs = [
+        f"{key} was {_spell(before, key)}, now {_spell(now, key)}"
+        for key in dict.fromkeys([*before, *now])
+        if key not in follow and judged(key, before) and not _same(before.get(key), now.get(key))
+    ]
+    if not differs:
+        return
+    listed = "; ".join(differs[:SHOWN]) + (f"; and {len(differs) - SHOWN} more" if len(differs) > SHOWN else "")
+    if swept:
+        raise ConfigError(
+            f"{folder}: a job of a sweep, whose values are the sweep's: {listed}; to train on with others copy the "
+            f"folder, delete {job.NOTE} in the copy and resume that"
+        )
+    raise ConfigError(
+        f"{folder}: its first reward and its last would be two measures: {listed}; a new run can go on from its "
+        f"weights: model=rook_nano model.path={newest / checkpoint.MODEL}"
+    )
+
+
+def _trains(key: str, before: Mapping[str, Any]) -> bool:
+    """Whether a key has a say in what a job is."""
+    return key == runs.SEED or (runs.told(key) and key.split(".")[0] != "hardware")
+
+
+def _measures(key: str, before: Mapping[str, Any]) -> bool:
+    """Whether a key decides what the evaluation asks and what that is worth."""
+    if _within(key, points.SCORED):
+        return not key.endswith(ENGINES)
+    task, _, last = key.rpartition(".")
+    if last == "prompts" and before.get(f"{task}.order") != "fixed":
+        return False  # of a step, and the evaluation asks all
+    return _within(key, ASKED) and not _within(key, UNSEEN)
+
+
+def _within(key: str, groups: tuple[str, ...]) -> bool:
+    return any(key == group or key.startswith(f"{group}.") for group in groups)
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, str) and isinstance(other, str) and ASSETS in one and ASSETS in other:
+        return one.rpartition(ASSETS)[2] == other.rpartition(ASSETS)[2]
+    return bool(one == other)
+
+
+def _spell(flat: Mapping[str, Any], key: str) -> str:
+    return check.spell(flat.get(key, runs.ABSENT))
