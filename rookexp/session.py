@@ -251,9 +251,19 @@ def fit(training: Training, folder: Path) -> None:
 
 @contextmanager
 def tracked(training: Training, config: Mapping[str, Any], folder: Path, door_name: str) -> Iterator[None]:
-    """A run's folder and trackers, opened and, whatever happens inside, closed with the status that it came to."""
-    write_run_info(folder, config, sys.argv)
-    door.keep_overrides(folder)
+    """A run's folder and trackers, opened and, whatever happens inside, closed with the status that it came to.
+
+    A run that goes on is noted as one when it has done a step: what fails before leaves the folder as it was.
+    """
+
+    def note() -> None:
+        write_run_info(folder, config, sys.argv)
+        door.keep_overrides(folder)
+
+    if training.start.checkpoint is None:
+        note()
+    else:
+        at_first_step(training.trainer, note)
     status, reason, signal = "finished", "", ""
     try:
         training.tracker.start(config)  # which may refuse, as W&B online without a key does
@@ -267,6 +277,19 @@ def tracked(training: Training, config: Mapping[str, Any], folder: Path, door_na
         with ExitStack() as at_last:  # a disk that is full fails the trackers, too
             at_last.callback(hint, status, signal, folder, door_name)
             training.tracker.finish(status)
+
+
+def at_first_step(trainer: Trainer, act: Callable[[], None]) -> None:
+    """Does something once, when a step is logged, before what else is done then."""
+    after = trainer.after_step
+
+    def first(step: int) -> None:
+        act()
+        trainer.after_step = after
+        if after is not None:
+            after(step)
+
+    trainer.after_step = first
 
 
 def hint(status: str, signal: str, folder: Path, door_name: str) -> None:

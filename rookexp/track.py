@@ -74,7 +74,8 @@ class JsonlTracker:
     """metrics.jsonl (one object a step), completions.jsonl and summary.json in the run folder; the reference record.
 
     `first_step` is the first step that this process logs: 0 for a new run, s + 1 after the checkpoint of step s. Lines
-    from there on, left by a process that went further than its last checkpoint, are dropped at the start.
+    from there on, left by a process that went further than its last checkpoint, are dropped at the start; the summary
+    of the run as it was stays until a step is logged, so that a start which fails leaves a finished run finished.
     """
 
     def __init__(self, *, folder: Path, first_step: Annotated[int, Ge(0)]) -> None:
@@ -84,6 +85,7 @@ class JsonlTracker:
         self._last: dict[str, Any] = {"step": -1}
         self._last_at = 0  # byte offset of the last line of metrics.jsonl
         self._summary: dict[str, Any] = {}
+        self._begun = first_step == 0
 
     def start(self, config: Mapping[str, Any]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -106,6 +108,9 @@ class JsonlTracker:
         self._last |= metrics
         file.write(_line(self._last))
         file.flush()
+        if not self._begun:
+            self._begun = True
+            self._write_summary()
 
     def log_completions(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         file = self._files[COMPLETIONS]
@@ -118,13 +123,15 @@ class JsonlTracker:
 
     def finish(self, status: str) -> None:
         if self._files:
+            self._begun = self._begun or status == "finished"  # also with no step left to do
             self.summary({"status": status})
         for file in self._files.values():
             file.close()
         self._files = {}
 
     def _write_summary(self) -> None:
-        write_atomic(self.folder / SUMMARY, json.dumps(plain(self._summary), indent=2, allow_nan=False) + "\n")
+        if self._begun:
+            write_atomic(self.folder / SUMMARY, json.dumps(plain(self._summary), indent=2, allow_nan=False) + "\n")
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:

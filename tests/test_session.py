@@ -23,6 +23,7 @@ from rookexp.errors import ConfigError, NotSaved
 from rookexp.stop import Stop
 from rookexp.sweep import job
 from rookexp.track import JsonlTracker
+from rookexp.trainer import Trainer
 
 TINY = "model=fresh_nano model.n_layer=1 model.n_head=2 model.n_embd=16 hardware=cpu hardware.precision=fp32"
 TRAIN = f"debug=fast {TINY} optim.lr=0.01 kl.coef=0.5 kl.warmup=1 hardware.threads=1 steps=4"
@@ -193,6 +194,21 @@ def test_phases_and_sampling_do_not_change_what_is_measured() -> None:
     assert not [key for key in keys if kept._measures(key, before)]
     assert kept._measures("task.sampling.P.max_new_tokens", before)
     assert kept._measures("task.tasks.P.prompts", before)
+
+
+def test_what_fails_before_a_step_leaves_a_finished_run_as_it_was(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert shell(TRAIN, "hydra.run.dir=run", "steps=1") == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.suffix in (".json", ".yaml")}
+    with monkeypatch.context() as broken:
+        broken.setattr(Trainer, "update", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            shell("resume=run steps=2 optim.lr=0.05")
+    assert all(path.read_bytes() == text for path, text in before.items())
+    assert shell("resume=run steps=2") == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
+    assert (summary["status"], len(metrics(tmp_path / "run"))) == ("finished", 3)
 
 
 def make_corpus(folder: Path) -> None:
