@@ -92,12 +92,14 @@ def compare(folders: Sequence[Path], *, baseline: str | None = None) -> Comparis
     that has finished.
 
     A trial of a sweep is named `#7`, other points after their first run's folder.
-    Raises: DataError where there is no run; ConfigError where no point has the baseline's name.
+    Raises: DataError for a folder without a run; ConfigError where no point has the baseline's name.
     """
-    found = [run for folder in folders for run in runs.find(folder)]
-    if not found:
-        listed = " ".join(map(str, folders))
-        raise DataError(f"{listed}: no run in it; allowed: run folders (with a config.yaml) and folders that hold them")
+    found = []
+    for folder in folders:
+        if not (inside := runs.find(folder)):
+            why = "no run in it" if folder.is_dir() else "no such folder"
+            raise DataError(f"{folder}: {why}; allowed: run folders (with a {runs.CONFIG}) and folders that hold them")
+        found += inside
     read = [runs.read(folder) for folder in dict.fromkeys(path.resolve() for path in found)]
     follow = runs.following([runs.flat(run.config) for run in read])
     groups: dict[str, list[Run]] = {}

@@ -122,6 +122,15 @@ def test_nothing_to_compare_is_refused(tmp_path: Path) -> None:
         points.compare([tmp_path])
 
 
+def test_every_named_folder_must_hold_a_run(tmp_path: Path) -> None:
+    run, empty = make(tmp_path / "run"), tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(DataError, match=r"empty: no run in it; allowed: run folders"):
+        points.compare([run, empty])
+    with pytest.raises(DataError, match=r"rum: no such folder; allowed: run folders"):
+        points.compare([tmp_path / "rum", run])
+
+
 def test_the_door_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep(tmp_path / "s", points=3, seeds=3)
     compare.compare([str(tmp_path / "s"), "--out", str(tmp_path / "out"), "--baseline", "1"])
