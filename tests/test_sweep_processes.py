@@ -134,6 +134,40 @@ def test_two_workers_of_joblib(root: Path, tmp_path: Path) -> None:
     assert noted(folder, "start") == Counter(map(str, range(12)))
 
 
+@contextmanager
+def worker(lock: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds a lock until its input is closed."""
+    holds = "import sys; from pathlib import Path; from rookexp.sweep.liveness import locked\n"
+    holds += f"with locked(Path({str(lock)!r})): print(flush=True); sys.stdin.read()"
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", holds], stdin=pipe, stdout=pipe, text=True, env=env) as running:
+        assert running.stdout
+        running.stdout.readline()
+        yield running
+
+
+@pytest.mark.slow
+def test_jobs_that_outlive_their_sweep_are_waited_for_and_told(root: Path, tmp_path: Path) -> None:
+    """As under joblib, whose workers finish what they do when the process that launched them is killed."""
+    folder = tmp_path / "multirun" / "debug"
+    line = ["-m", "sweep=grid", "debug=fast", "steps=3", "optim.lr=0.1,0.2"]
+    with process(root, tmp_path, FAKE, *line, step_s=0.3):
+        while not noted(folder, "start")["1"]:
+            time.sleep(0.05)
+    with (
+        worker(folder / liveness.FOLDER / "job-1") as orphan,
+        process(root, tmp_path, FAKE, *line) as again,
+    ):
+        assert again.stdout
+        said = [again.stdout.readline(), again.stdout.readline()]
+        assert said[1] == "sweep debug: waiting for jobs of trial 1, which outlived their sweep\n"
+        assert orphan.stdin
+        orphan.stdin.close()
+        finish(again)
+    assert [row["state"] for row in table(folder)] == ["complete", "complete"]
+
+
 KILLED = """
 import os, time
 from rookexp import track, train

@@ -114,12 +114,21 @@ class Book:
         own = self.worker.name
         return [t for t in self.trials() if t.state == TrialState.RUNNING and t.user_attrs.get(OWNER) != own]
 
+    def orphaned(self) -> dict[int, list[Path]]:
+        """The trials of dead processes whose jobs still run, as those of joblib's workers do: number -> held locks."""
+        held = {t.number: list(filter(liveness.held, self._locks(t))) for t in self.elsewhere() if self._ownerless(t)}
+        return {number: locks for number, locks in held.items() if locks}
+
     def _left(self, trial: FrozenTrial) -> bool:
         """Whether nobody works on a running trial: neither who claimed it, nor a job that has outlived that one."""
-        if self.worker.alive(trial.user_attrs.get(OWNER, "nobody")):
-            return False
-        folders = map(self.plan.job_folder, self.plan.jobs(trial.number))
-        return not any(liveness.held(job.lock_of(folder)) for folder in folders)
+        return self._ownerless(trial) and not any(map(liveness.held, self._locks(trial)))
+
+    def _ownerless(self, trial: FrozenTrial) -> bool:
+        return not self.worker.alive(trial.user_attrs.get(OWNER, "nobody"))
+
+    def _locks(self, trial: FrozenTrial) -> list[Path]:
+        """What the jobs of a trial hold while they run."""
+        return [job.lock_of(self.plan.job_folder(number)) for number in self.plan.jobs(trial.number)]
 
     def _own(self, trial: FrozenTrial) -> FrozenTrial:
         if before := trial.user_attrs.get(OWNER):

@@ -22,7 +22,7 @@ from optuna.trial import FrozenTrial, TrialState
 from rookexp import check, mistakes, recipes, resume, runs
 from rookexp.errors import ConfigError, SweepFailed
 from rookexp.run_info import redacted, write_atomic
-from rookexp.sweep import job, outcome, results, space, study
+from rookexp.sweep import job, liveness, outcome, results, space, study
 from rookexp.sweep.liveness import Worker
 from rookexp.sweep.settings import PREFIX, SEED, settings
 from rookexp.sweep.study import Book, Plan
@@ -132,8 +132,11 @@ class Sweep:
         """
         self.announce()
         try:
-            while batch := list(self.claims()):
-                self.work(batch)
+            while True:
+                while batch := list(self.claims()):
+                    self.work(batch)
+                if not self.awaited():
+                    break
         except (KeyboardInterrupt, SystemExit):
             self.write()
             print(f"sweep {self.name}: stopped; the same command goes on with it", file=sys.stderr)
@@ -144,6 +147,17 @@ class Sweep:
             numbers = ", ".join(str(trial.number) for trial in others)
             print(f"other processes still work on {numbers}; the one that ends last shows all")
         self.judge(math.inf)
+
+    def awaited(self) -> bool:
+        """Waits for jobs that have outlived who launched them and would have told what came of them; whether any."""
+        orphans = self.book.orphaned()
+        if orphans:
+            numbers = ", ".join(map(str, orphans))
+            print(f"sweep {self.name}: waiting for jobs of trial {numbers}, which outlived their sweep", flush=True)
+        for lock in itertools.chain(*orphans.values()):
+            with liveness.locked(lock):
+                pass
+        return bool(orphans)
 
     @property
     def name(self) -> str:
