@@ -143,7 +143,8 @@ def table(comparison: Comparison, *, short: bool = False, wraps: bool = False) -
     from rookexp.statistics import Difference
 
     made = Table(box=box.SIMPLE, caption="[ ]: 95 % interval over seeds; n: seeds in common", caption_justify="left")
-    figures = [name for name in SHOWN_FIGURES if any(point.by_seed(name) for point in comparison.points)]
+    others = [name for name in SHOWN_FIGURES if name != comparison.main]
+    figures = [name for name in others if any(point.by_seed(name) for point in comparison.points)]
     keys = list(comparison.baseline.settings)
     own = keys if len(keys) <= SHOWN_KEYS else []
     for heading in ("point", *(own or ["settings"])):
@@ -153,7 +154,7 @@ def table(comparison: Comparison, *, short: bool = False, wraps: bool = False) -
     made.add_column("", no_wrap=not wraps, overflow="fold" if wraps else "ellipsis")
     for heading in () if short else (*figures, "verdict", "time"):
         made.add_column(heading, justify="right")
-    for point in _ranked(comparison)[:SHOWN_ROWS]:
+    for point in comparison.ranked[:SHOWN_ROWS]:
         base = point is comparison.baseline
         beside = None if base else comparison.beside[point.name].get(comparison.main)
         amount, word = ("", "baseline") if base else ("-", "not compared" if beside else "")
@@ -186,17 +187,6 @@ def _fits(made: Table, console: Console) -> bool:
         console.print(made)
     text = seen.get()
     return "…" not in text and "point" in text
-
-
-def _ranked(comparison: Comparison) -> list[Point]:
-    """The baseline, then the others by falling mean of the main figure; those without one last."""
-
-    def key(point: Point) -> tuple[bool, float]:
-        value = point.interval(comparison.main).value
-        return value != value, -value
-
-    others = sorted((point for point in comparison.points if point is not comparison.baseline), key=key)
-    return [comparison.baseline, *others]
 
 
 def _csv(rows: Sequence[dict[str, Any]]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from html import escape
 from importlib import resources
@@ -72,11 +71,7 @@ def _script_safe(text: str) -> str:
 
 def _data(comparison: Comparison) -> dict[str, Any]:
     """Curves and answers, as plain JSON."""
-    ranked = sorted(
-        (point for point in comparison.points if point is not comparison.baseline),
-        key=lambda point: -_finite(point.interval(comparison.main).value),
-    )
-    first = [comparison.baseline, *ranked]
+    first = comparison.ranked
     index = {point.name: i for i, point in enumerate(comparison.points)}
     return {
         "baseline": index[comparison.baseline.name],
@@ -90,10 +85,6 @@ def _data(comparison: Comparison) -> dict[str, Any]:
         ],
         **_answers(first, index),
     }
-
-
-def _finite(value: float) -> float:
-    return value if math.isfinite(value) else -math.inf
 
 
 def _panel(members: Sequence[Point], metric: str) -> list[dict[str, Any]]:

@@ -43,6 +43,8 @@ def points_table(comparison: Comparison) -> str:
     head += [_th("seeds", "finished of all", "seeds")]
     for name in figures:
         about, better, _ = FIGURES[name]
+        if name == comparison.main and comparison.minimized:
+            better = "down"
         arrow = {"up": " ↑", "down": " ↓", None: ""}[better]
         head.append(_th(SHORT.get(name, name) + arrow, about, name))
         if name == comparison.main:
@@ -68,7 +70,8 @@ def points_table(comparison: Comparison) -> str:
             cells.append(_figure(point, figure, None if base else comparison.beside[point.name].get(figure)))
             if figure == comparison.main:
                 cells.append(_td(_forest(point, comparison.baseline, figure, scale), 0))
-                cells.append(_word(None if base else comparison.beside[point.name].get(figure), base))
+                beside = None if base else comparison.beside[point.name].get(figure)
+                cells.append(_word(beside, base, comparison.minimized))
         cells.append(_td(*_passed(point)))
         rows.append(f'<tr data-row="{index}"{" class=base" if base else ""}>{"".join(cells)}</tr>')
     return _table("points", head, rows, "values")
@@ -105,7 +108,7 @@ def _figure(point: Point, figure: str, beside: Difference | str | None) -> str:
     return _td(f'{shown}<span class="d">{other}</span>', found.value)
 
 
-def _word(beside: Difference | str | None, base: bool) -> str:
+def _word(beside: Difference | str | None, base: bool, minimized: bool) -> str:
     order = list(BADGES)
     if isinstance(beside, Difference):
         amount = (
@@ -113,7 +116,10 @@ def _word(beside: Difference | str | None, base: bool) -> str:
             if beside.n
             else "<small>no common seed</small>"
         )
-        return _td(f'<span class="badge {BADGES[beside.said]}">{beside.said}</span>{amount}', order.index(beside.said))
+        badge = BADGES[beside.said]
+        if minimized:
+            badge = {"good": "bad", "bad": "good"}.get(badge, badge)
+        return _td(f'<span class="badge {badge}">{beside.said}</span>{amount}', order.index(beside.said))
     if beside is None:
         return _td("" if base else "-", len(order))
     return _td(f'<span class="badge unsure">not compared</span><small>{escape(beside)}</small>', len(order), "why")

@@ -15,7 +15,7 @@ from rookexp.statistics import Difference, Interval
 
 SHOWN = 8  # names in a note
 TRIAL, SWEEP = "trial.json", "sweep.json"
-MAIN = "gain"  # the figure by which points are judged
+MAIN = "gain"  # the figure by which points are judged, unless a sweep has another objective
 # Name, what it is, which way is better (None: neither), keys of the config that define it, so that values under
 # different ones are no measurements of the same thing.
 SCORED = (
@@ -85,6 +85,18 @@ class Comparison:
     beside: dict[str, dict[str, Difference | str]]  # point -> figure -> difference, or why there is none
     main: str  # the figure that the words are about
     notes: tuple[str, ...]  # what a reader has to know before the numbers
+    minimized: bool = False  # whether less of the main figure is better, as a sweep may have it
+
+    @property
+    def ranked(self) -> list[Point]:
+        """The baseline, then the others by their mean of the main figure, best first; those without one last."""
+        sign = 1 if self.minimized else -1
+
+        def key(point: Point) -> tuple[bool, float]:
+            value = point.interval(self.main).value
+            return value != value, sign * value
+
+        return [self.baseline, *sorted((point for point in self.points if point is not self.baseline), key=key)]
 
 
 def compare(folders: Sequence[Path], *, baseline: str | None = None) -> Comparison:
@@ -121,11 +133,12 @@ def compare(folders: Sequence[Path], *, baseline: str | None = None) -> Comparis
         for i, (name, group) in enumerate(zip(names, members, strict=True))
     )
     base = _baseline(points, baseline, folders)
-    beside = {point.name: _beside(point, base, len(points) - 1) for point in points if point is not base}
-    notes += _notes(points, varying)
     main = MAIN if any(MAIN in own for point in points for own in point.figures) else "tokens_per_s"
+    main, minimized = _aimed_at(folders, main, notes)
+    beside = {point.name: _beside(point, base, main, len(points) - 1) for point in points if point is not base}
+    notes += _notes(points, varying)
     title = folders[0].resolve().name if len(folders) == 1 else f"{len(points)} points, {len(read)} runs"
-    return Comparison(title, points, base, beside, main, tuple(notes))
+    return Comparison(title, points, base, beside, main, tuple(notes), minimized)
 
 
 def label(key: str, value: Any) -> str:
@@ -236,7 +249,19 @@ def _baseline(points: Sequence[Point], asked: str | None, folders: Sequence[Path
     return next((point for point in points if point.finished), points[0])
 
 
-def _beside(point: Point, base: Point, comparisons: int) -> dict[str, Difference | str]:
+def _aimed_at(folders: Sequence[Path], main: str, notes: list[str]) -> tuple[str, bool]:
+    """The figure to judge by, and whether less of it is better: a single sweep's first objective, where it is one."""
+    objectives = sweep(folders[0]).get("objectives") if len(folders) == 1 else None
+    if not objectives:
+        return main, False
+    name, minimized = str(objectives[0]["name"]), objectives[0]["direction"] == "minimize"
+    if name in FIGURES:
+        return name, minimized
+    notes.append(f"points are judged by {main} here; the sweep's objective is {name}, which is in its trials.csv")
+    return main, False
+
+
+def _beside(point: Point, base: Point, main: str, comparisons: int) -> dict[str, Difference | str]:
     """Each figure that both have; only the main one is corrected for the number of points."""
     found: dict[str, Difference | str] = {}
     for figure in FIGURES:
@@ -244,7 +269,7 @@ def _beside(point: Point, base: Point, comparisons: int) -> dict[str, Difference
         if not ours or not theirs:
             continue
         refused = unlike(figure, point.runs[0], base.runs[0], (point.prompts, base.prompts))
-        found[figure] = refused or statistics.compared(ours, theirs, comparisons=comparisons if figure == MAIN else 1)
+        found[figure] = refused or statistics.compared(ours, theirs, comparisons=comparisons if figure == main else 1)
     return found
 
 

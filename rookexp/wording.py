@@ -181,7 +181,8 @@ def _many(comparison: Comparison) -> list[str]:
         return [*lines, f"No finished run has a {figure}: there is nothing to judge.", *_failed(comparison.points)]
     if base in measured:  # rewards for other prompts are on no common scale
         measured = [p for p in measured if p is base or isinstance(comparison.beside[p.name].get(figure), Difference)]
-    best = max(measured, key=lambda point: point.interval(figure).value)
+    first = min if comparison.minimized else max
+    best = first(measured, key=lambda point: point.interval(figure).value)
     found = best.interval(figure)
     known = {tuple(point.by_seed(figure).items()) for point in comparison.points}
     if len(measured) > 1 and len(known - {()}) == 1:
@@ -189,7 +190,8 @@ def _many(comparison: Comparison) -> list[str]:
         same = f"{figure.capitalize()} is {value}: nothing separates them."
         return [*lines, same, *_failed(comparison.points)]
     spread = interval(found) + (f" over {seeds(len(best.by_seed(figure)))}")
-    lines.append(f"Highest mean {figure}: {best.name} ({settings(best)}), {spread}.")
+    word = "Lowest" if comparison.minimized else "Highest"
+    lines.append(f"{word} mean {figure}: {best.name} ({settings(best)}), {spread}.")
     if best is not base:
         lines.append("Beside the baseline: " + _judged(base, best, figure, comparison.beside[best.name].get(figure)))
     lines.append(_counted(comparison))

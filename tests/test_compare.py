@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import os
 import re
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 from made_runs import PROMPTS, make, sweep
 
-from rookexp import compare, points, wording
+from rookexp import compare, page, points, wording
 from rookexp.errors import ConfigError, DataError
 from rookexp.statistics import Difference
 
@@ -58,6 +59,30 @@ def test_trials_of_a_sweep_are_points_beside_the_first(tmp_path: Path) -> None:
     assert asked.baseline.name == "#2"
     with pytest.raises(ConfigError, match="--baseline 9: no such point; allowed: #0, #1, #2"):
         points.compare([tmp_path / "s"], baseline="9")
+
+
+def aims(folder: Path, name: str, direction: str) -> None:
+    (folder / "sweep.json").write_text(json.dumps({"objectives": [{"name": name, "direction": direction}]}))
+
+
+def test_a_sweep_is_judged_by_what_it_aims_at(tmp_path: Path) -> None:
+    folder = sweep(tmp_path / "s", points=3, seeds=3)
+    aims(folder, "gain", "minimize")
+    assert "Lowest mean gain: #0 (" in words(folder)
+    found = points.compare([folder], baseline="1")
+    assert [point.name for point in found.ranked] == ["#1", "#0", "#2"]
+    html = page.html(found)
+    assert '<span class="badge bad">higher</span>' in html
+    assert '<span class="badge good">lower</span>' in html
+    assert "gain ↓" in html
+    aims(folder, "reward", "maximize")
+    assert points.compare([folder]).main == "reward"
+    assert "Highest mean reward: #2 (" in words(folder)
+    assert points.compare([folder, folder / "0"]).main == "gain", "several folders have no objective in common"
+    aims(folder, "eval/legal", "maximize")
+    found = points.compare([folder])
+    assert found.main == "gain"
+    assert "judged by gain here; the sweep's objective is eval/legal" in found.notes[0]
 
 
 def test_two_runs_are_told_what_differs_and_that_one_seed_shows_nothing(tmp_path: Path) -> None:
