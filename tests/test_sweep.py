@@ -429,6 +429,8 @@ MISTAKES = {
     "optim.lr=interval(0,1)": "optim.lr=interval(0,1): a grid needs listed values",
     "seed=1,2": "seed=1,2: seeds are part of a point; type sweep.seeds=[1,2]",
     "++seed=1,2": "seed=1,2: seeds are part of a point; type sweep.seeds=[1,2]",
+    "task_name=a,b": "task_name=a,b: says where a run's files go or how it is watched, not what it trains",
+    f"{LR} +track.wandb.name=a,b": "track.wandb.name=a,b: says where a run's files go",
     "optim.lr=0.1,0.2 hydra.sweep.subdir=x": "hydra.sweep.subdir=x: runs lie under their numbers",
     f"{LR} pruner=median sweep.objective=kl sweep.direction=minimize": "sweep.direction=minimize with a pruner that",
     f"{LR} seed=3 sweep.seeds=2": "seed=3: sweep.seeds=2 says which; leave one of them out",

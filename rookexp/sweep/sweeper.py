@@ -59,6 +59,9 @@ def planned(arguments: Sequence[str], config: DictConfig, context: HydraContext)
         if param.key.lstrip("+") == SEED:
             asked = param.declared
             raise ConfigError(f"{SEED}={asked}: seeds are part of a point; type sweep.seeds=[{asked}]")
+        if param.key.lstrip("+").partition(".")[0] in runs.RUN_ONLY:
+            why = "says where a run's files go or how it is watched, not what it trains; allowed: one value for all"
+            raise check.refusal(param.key, param.declared, why)
     subdir = OmegaConf.to_container(config.hydra.sweep, resolve=False)["subdir"]  # type: ignore[call-overload, index]
     if subdir != SUBDIR:
         raise ConfigError(f"hydra.sweep.subdir={subdir}: runs lie under their numbers; allowed: hydra.sweep.dir=FOLDER")
