@@ -122,12 +122,14 @@ class JsonlTracker:
         self._write_summary()
 
     def finish(self, status: str) -> None:
-        if self._files:
-            self._begun = self._begun or status == "finished"  # also with no step left to do
-            self.summary({"status": status})
-        for file in self._files.values():
-            file.close()
-        self._files = {}
+        try:
+            if self._files:
+                self._begun = self._begun or status == "finished"  # also with no step left to do
+                self.summary({"status": status})
+        finally:
+            for file in self._files.values():
+                file.close()
+            self._files = {}
 
     def _write_summary(self) -> None:
         if self._begun:

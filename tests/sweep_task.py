@@ -1,8 +1,8 @@
 """A training for tests of sweeps: `python tests/sweep_task.py -m sweep=grid ...`; a run folder in no time.
 
 The reward rises by `optim.lr` a step, less by the seed. `grpo.entropy_coef` says what happens: 0.1 raises, 0.2 logs no
-number, 0.3 diverges, 0.4 is a signal at step 2, 0.5 ends the process, 0.6 finds the disk full at step 2. Each start,
-step and end is a line of `log`.
+number, 0.3 diverges, 0.4 is a signal at step 2, 0.5 ends the process, 0.6 finds the disk full at step 2, 0.7 its
+folder gone. Each start, step and end is a line of `log`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +23,7 @@ from rookexp.errors import RookexpError, RunPruned, RunStopped, TrainingDiverged
 from rookexp.sweep import job
 from rookexp.track import JsonlTracker
 
-RAISES, NO_NUMBER, DIVERGES, SIGNAL, DIES, FULL = 0.1, 0.2, 0.3, 0.4, 0.5, 0.6
+RAISES, NO_NUMBER, DIVERGES, SIGNAL, DIES, FULL, GONE = 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7
 SECONDS = "SWEEP_TASK_SECONDS"  # a step takes
 
 
@@ -65,6 +66,8 @@ def train(config: dict[str, Any], folder: Path, trial: job.Trial | None) -> None
             if what == FULL and step == 2 and first == 0:
                 status = "interrupted"
                 raise OSError(errno.ENOSPC, "No space left on device")
+            if what == GONE:
+                shutil.rmtree(folder)
             if what == DIES:
                 os._exit(9)
             tracker.log(step, evaluate(step) | {"kl/forward": config["kl"].get("coef", 0.0), "step_s": 1.0})
@@ -79,8 +82,10 @@ def train(config: dict[str, Any], folder: Path, trial: job.Trial | None) -> None
         reason = str(error)
         raise
     finally:
-        tracker.summary({"reason": reason} if reason else {})
-        tracker.finish(status)
+        try:
+            tracker.summary({"reason": reason} if reason else {})
+        finally:
+            tracker.finish(status)
     if trial is not None:
         trial.finished([json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()])
 

@@ -301,6 +301,13 @@ def test_a_full_disk_ends_the_sweep_and_the_same_command_goes_on(sweep: Sweeps) 
     assert sweep.column("state") == ["complete", "complete"]
 
 
+def test_a_folder_that_is_deleted_fails_its_point_alone(sweep: Sweeps) -> None:
+    sweep("grpo.entropy_coef=0.7,0 sweep.max_failure_rate=1")
+    assert sweep.column("state") == ["fail", "complete"]
+    assert "No such file or directory" in sweep.column("reason")[0]
+    assert "FileNotFoundError" in (sweep.folder / "0" / "error.txt").read_text(encoding="utf-8")
+
+
 def test_a_baseline_is_named_by_value(sweep: Sweeps) -> None:
     sweep(f"{LR} sweep.baseline={{optim.lr:2e-1}}")
     assert "beside trial 1" in sweep.said

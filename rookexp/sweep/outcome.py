@@ -72,6 +72,7 @@ def note_failure(folder: Path, result: JobReturn) -> None:
     error = result._return_value
     if not isinstance(error, RookexpError):
         text = "".join(traceback.format_exception(error))
+        folder.mkdir(parents=True, exist_ok=True)  # which may be why it failed
         write_atomic(folder / "error.txt", text)
     if found.status not in ENDED or not (found.reason or found.status == FINISHED):
         fail(folder, one_line(error))

@@ -226,7 +226,10 @@ def param_of(override: Override) -> Param:
         if log:
             raise check.refusal(key, declared, "allowed with log: interval or range; a list has no scale")
         listed = mixed(sweep.list, sweep.shuffle) if isinstance(sweep, ChoiceSweep) else override.sweep_iterator()
-        items = {Transformer.str(item): plain(item) for item in listed}
+        items: dict[str, Scalar] = {}
+        for item in listed:
+            if not any(_same(plain(item), value) for value in items.values()):  # 1 and 1.0 are one point
+                items[Transformer.str(item)] = plain(item)
         param = Listed(key, declared, tuple(items.values()), tuple(items))
     if not param.values:
         raise check.refusal(key, declared, "no value; allowed: at least one")
