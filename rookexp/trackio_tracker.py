@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from rookexp.errors import ConfigError
-from rookexp.run_info import plain, redacted
+from rookexp.run_info import plain, redacted, write_atomic
 from rookexp.track import Guard, run_id
+
+NAME = "trackio_name.txt"  # beside the id
 
 
 class TrackioTracker:
     """Metrics and completions in Trackio, which has no summary; never ends a training once that has begun.
 
-    Trackio knows a run by its name: the id that the run's `folder` keeps is put behind `name`.
+    Trackio knows a run by its name: the id that the run's `folder` keeps is put behind `name`, and the whole is kept
+    there, too, for a run that goes on may have another `name`.
     """
 
     def __init__(self, *, project: str, group: str | None, name: str | None, folder: Path) -> None:
@@ -30,11 +33,16 @@ class TrackioTracker:
             raise ConfigError("track=trackio: no package; type `pip install 'rookexp[trackio]'`") from error
 
         def init() -> None:
-            name = "-".join(filter(None, [self.name, run_id(self.folder)]))
-            about = {"name": name, "group": self.group, "resume": "allow", "config": redacted(config)}
+            about = {"name": self._full_name(), "group": self.group, "resume": "allow", "config": redacted(config)}
             self._run = trackio.init(self.project, embed=False, **about)
 
         self._guard(init)
+
+    def _full_name(self) -> str:
+        path = self.folder / NAME
+        if not path.is_file():
+            write_atomic(path, "-".join(filter(None, [self.name, run_id(self.folder)])) + "\n")
+        return path.read_text(encoding="utf-8").removesuffix("\n")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         if self._run is not None:

@@ -70,6 +70,17 @@ def test_a_package_that_fails_is_said_once(
         assert capsys.readouterr().out.count("trackio: OSError: database is locked; the training goes on") == 1
 
 
+def test_a_run_that_goes_on_with_other_words_keeps_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+    fake = types.ModuleType("trackio")
+    fake.init = lambda *_, name, **__: names.append(name)
+    monkeypatch.setitem(sys.modules, "trackio", fake)
+    for words in ("lr=1", "lr=1,steps=9", None):
+        TrackioTracker(project="p", group=None, name=words, folder=tmp_path / "run").start({})
+    assert names[0].startswith("lr=1-")
+    assert names == names[:1] * 3
+
+
 def test_a_missing_package_is_said_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "trackio", None)
     with pytest.raises(ConfigError, match=r"pip install 'rookexp\[trackio\]'"):
