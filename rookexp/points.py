@@ -47,6 +47,7 @@ FIGURES: dict[str, tuple[str, Literal["up", "down"] | None, tuple[str, ...]]] = 
     "tokens_per_s": ("tokens learned from a second, median", "up", ()),
 }
 ON_PROMPTS = ("gain", "reward", "best", "slope")  # compared only where the evaluation asks the same prompts
+ANSWER = {"step", "prompt", "completion"}  # what a line of completions.jsonl has at least
 OTHER_PROMPTS = "the evaluation asks other prompts"
 
 
@@ -180,14 +181,14 @@ def first_answers(folder: Path) -> list[dict[str, Any]]:
 def _answers(folder: Path, *, last: bool) -> list[dict[str, Any]]:
     """Reads only as many lines of completions.jsonl as it needs, from its end or its start."""
     path = folder / track.COMPLETIONS
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1] if path.is_file() else []
     rows: list[dict[str, Any]] = []
     for line in reversed(lines) if last else lines:
         try:
             row = json.loads(line)
         except ValueError:
             continue  # torn by a kill
-        if row.get("kind") != "greedy":
+        if not isinstance(row, dict) or row.get("kind") != "greedy" or not row.keys() >= ANSWER:
             continue
         if rows and row["step"] != rows[0]["step"]:
             break

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -51,19 +50,15 @@ def read(folder: Path) -> Run:
     Raises: DataError for a folder without config.yaml, and for files that are no YAML or JSON.
     """
     config = read_config(folder)
-    metrics, summary_path = folder / track.METRICS, folder / track.SUMMARY
-    try:
-        summary = json.loads(summary_path.read_text(encoding="utf-8")) if summary_path.is_file() else {}
-    except ValueError as error:
-        raise DataError(f"{summary_path}: no JSON ({error}); delete it") from error
+    summary = track.read_summary(folder)
     reason = summary.get("reason")
     return Run(
         folder=folder,
         config=config,
-        overrides=tuple(_yaml(folder / OVERRIDES) or ()) if (folder / OVERRIDES).is_file() else (),
+        overrides=_overrides(folder / OVERRIDES),
         status=str(summary.get("status", "unknown")),
         reason=" ".join(str(reason).split()) if reason else None,
-        rows=track.read_jsonl(metrics) if metrics.is_file() else [],
+        rows=track.read_metrics(folder),
         summary=summary,
     )
 
@@ -174,8 +169,15 @@ def natural(text: str) -> list[Any]:
     return [int(part) if part.isdigit() else part for part in re.split(r"([0-9]+)", text)]
 
 
+def _overrides(path: Path) -> tuple[str, ...]:
+    found = _yaml(path) if path.is_file() else None
+    if found is not None and not isinstance(found, list):
+        raise DataError(f"{path}: no list; was it written by hand?")
+    return tuple(map(str, found or ()))
+
+
 def _yaml(path: Path) -> Any:
     try:
         return yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: no YAML ({' '.join(str(error).split())})") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 import time
@@ -104,8 +103,7 @@ def find_start(resume: str | None, steps: int, folder: Path) -> Start:
 
 def finished(folder: Path) -> bool:
     """Whether a run has come to its end, summary and all; one that was killed right before has not."""
-    path = folder / track.SUMMARY
-    return path.is_file() and json.loads(path.read_text(encoding="utf-8")).get("status") == "finished"
+    return track.read_summary(folder).get("status") == "finished"
 
 
 def assemble(

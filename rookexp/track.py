@@ -142,7 +142,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     Raises: DataError naming file and row when another line is no JSON object with a `step`.
     """
     rows: list[dict[str, Any]] = []
-    lines = path.read_text(encoding="utf-8").split("\n")
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline was never finished
         try:
             row = json.loads(line)
@@ -151,6 +151,37 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
             raise DataError(f"{path}: row {number} is no metrics object ({error}); delete that line") from error
         rows.append(row)
     return rows
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a run's metrics.jsonl; [] before there is one.
+
+    Raises: DataError as above, and for a value that is neither a number nor null.
+    """
+    path = folder / METRICS
+    rows = read_jsonl(path) if path.is_file() else []
+    for number, row in enumerate(rows, start=1):
+        for name, value in row.items():
+            if value is not None and not isinstance(value, int | float):
+                raise DataError(f"{path}: row {number}: {name} is no number ({value!r}); delete that line")
+    return rows
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """A run's summary.json; {} before there is one.
+
+    Raises: DataError where it is no JSON object.
+    """
+    path = folder / SUMMARY
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise DataError(f"{path}: no JSON ({error}); delete it") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{path}: no JSON object; delete it")
+    return found
 
 
 def run_id(folder: Path) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from made_runs import config, make, rows
 
-from rookexp import runs, verdict
+from rookexp import points, runs, verdict
 from rookexp.errors import DataError
 
 
@@ -36,6 +36,38 @@ def test_what_a_kill_left_is_read_too(tmp_path: Path) -> None:
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no config\.yaml"):
         runs.read(tmp_path)
+
+
+DAMAGED = {
+    ("config.yaml", b"seed: \xff\n"): "config.yaml: no YAML",
+    (".hydra/overrides.yaml", b"- \xff\n"): "overrides.yaml: no YAML",
+    (".hydra/overrides.yaml", b"seed: 1\n"): "overrides.yaml: no list",
+    ("summary.json", b"[]"): "summary.json: no JSON object; delete it",
+    ("summary.json", b"\xff"): "summary.json: no JSON .*; delete it",
+    (
+        "metrics.jsonl",
+        b'{"step": 0, "eval/reward": "x"}\n',
+    ): "metrics.jsonl: row 1: eval/reward is no number .'x'.; delete",
+    ("metrics.jsonl", b"[1]\n"): "metrics.jsonl: row 1 is no metrics object",
+    ("metrics.jsonl", b"\xff\n"): "metrics.jsonl: row 1 is no metrics object",
+}
+
+
+@pytest.mark.parametrize("harm", DAMAGED)
+def test_damage_is_named(harm: tuple[str, bytes], tmp_path: Path) -> None:
+    name, content = harm
+    (make(tmp_path / "run") / name).write_bytes(content)
+    with pytest.raises(DataError, match=DAMAGED[harm]) as caught:
+        runs.read(tmp_path / "run")
+    assert "\n" not in str(caught.value)
+
+
+def test_odd_lines_among_the_completions_are_passed_over(tmp_path: Path) -> None:
+    path = make(tmp_path / "run") / "completions.jsonl"
+    known = points.last_answers(tmp_path / "run")
+    odd = b'[1]\n{"kind": "greedy", "step": 20}\n{"kind": "sampled", "prompt": "\xff"}\n\xff\n'
+    path.write_bytes(path.read_bytes() + odd)
+    assert points.last_answers(tmp_path / "run") == known
 
 
 def test_runs_are_found_at_any_depth_in_natural_order(tmp_path: Path) -> None:

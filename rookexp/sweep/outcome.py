@@ -34,23 +34,21 @@ class Outcome:
 
 
 def read(folder: Path) -> Outcome:
-    """The job in a run folder, which may not exist yet."""
-    try:
-        summary = json.loads((folder / track.SUMMARY).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    """The job in a run folder, which may not exist yet.
+
+    Raises: DataError for damaged files.
+    """
+    if not (summary := track.read_summary(folder)):
         return Outcome("")
-    metrics = folder / track.METRICS
-    rows = track.read_jsonl(metrics) if metrics.is_file() else []
     reason = " ".join(str(summary.get("reason") or "").split())
-    return Outcome(str(summary.get("status", "")), reason, rows)
+    return Outcome(str(summary.get("status", "")), reason, track.read_metrics(folder))
 
 
 def fail(folder: Path, reason: str) -> None:
     """Notes why a job failed, where the job itself could not."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / track.SUMMARY
-    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    write_atomic(path, json.dumps({**known, "status": FAILED, "reason": reason}, indent=2) + "\n")
+    known = {**track.read_summary(folder), "status": FAILED, "reason": reason}
+    write_atomic(folder / track.SUMMARY, json.dumps(known, indent=2) + "\n")
 
 
 def figure(rows: Sequence[Mapping[str, Any]], name: str) -> float:
