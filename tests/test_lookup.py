@@ -65,7 +65,7 @@ def test_a_copy_with_a_token_changed_takes_the_forwards_that_it_must() -> None:
     """By hand, with 4 tokens ahead: 1, 4 + 1, 3 and the changed one, 4 + 1, 3 and the end."""
     prompt = list(range(5, 23))
     script = [*prompt[:9], 36, *prompt[10:], EOT]
-    samples = sample(Reciter(wild(), [script]), [prompt], [0, 1], Sampling(1.0, None, None, 30, lookup=4), EOT)
+    samples = sample(Reciter(wild(), [script] * 2), [prompt], [0, 1], Sampling(1.0, None, None, 30, lookup=4), EOT)
     assert samples.tokens.tolist() == [prompt + script] * 2
     assert samples.forwards.tolist() == [5, 5]
 
