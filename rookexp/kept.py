@@ -44,8 +44,8 @@ def refuse_other(folder: Path, config: Mapping[str, Any], *, swept: bool) -> Non
             f"folder, delete {job.NOTE} in the copy and resume that"
         )
     raise ConfigError(
-        f"{folder}: its first reward and its last would be two measures: {listed}; a new run can go on from its "
-        f"weights: model=rook_nano model.path={newest / checkpoint.MODEL}"
+        f"{folder}: a run that goes on keeps its seed, task, reward and evaluation: {listed}; a new one can begin with "
+        f"its weights: model=rook_nano model.path={newest / checkpoint.MODEL}"
     )
 
 

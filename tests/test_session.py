@@ -175,7 +175,7 @@ def test_a_run_that_goes_on_is_measured_as_before(
         capfd.readouterr()
         assert shell(f"resume=run steps=2 {typed}") == 2, typed
         error = capfd.readouterr().err
-        assert f"{tmp_path}/run: its first reward and its last would be two measures: {said}" in error
+        assert f"{tmp_path}/run: a run that goes on keeps its seed, task, reward and evaluation: {said}" in error
         weights = tmp_path / "run" / "checkpoints" / "step-000001" / "model"
         assert error.endswith(f"can go on from its weights: model=rook_nano model.path={weights}\n")
         assert error.count("\n") == 1
