@@ -59,8 +59,8 @@ def _measures(key: str, before: Mapping[str, Any]) -> bool:
     if _within(key, points.SCORED):
         return not key.endswith(ENGINES)
     task, _, last = key.rpartition(".")
-    if last == "prompts" and before.get(f"{task}.order") != "fixed":
-        return False  # of a step, and the evaluation asks all
+    if last == "prompts" and (before.get(f"{task}.order") != "fixed" or before.get("hardware.grow") == "batch"):
+        return False  # of a step, and the evaluation asks all; or a number that the run has found
     return _within(key, ASKED) and not _within(key, UNSEEN)
 
 

@@ -596,6 +596,10 @@ def test_a_run_grows_and_says_so_in_its_configuration(
     rows = [json.loads(line) for line in Path("run", "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert rows[-1]["completions/sampled"] == 12
     assert json.loads(Path("run", "summary.json").read_text(encoding="utf-8"))["status"] == "finished"
+    monkeypatch.setattr(sys, "argv", ["train", "resume=run", "steps=3"])
+    door.enter(train.train, "config")
+    rows = [json.loads(line) for line in Path("run", "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert (rows[-1]["step"], rows[-1]["completions/sampled"]) == (3, 12)
 
 
 def test_prompts_of_a_step_are_counted_in_tasks_within_tasks() -> None:

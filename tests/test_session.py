@@ -177,7 +177,7 @@ def test_a_run_that_goes_on_is_measured_as_before(
         error = capfd.readouterr().err
         assert f"{tmp_path}/run: a run that goes on keeps its seed, task, reward and evaluation: {said}" in error
         weights = tmp_path / "run" / "checkpoints" / "step-000001" / "model"
-        assert error.endswith(f"can go on from its weights: model=rook_nano model.path={weights}\n")
+        assert error.endswith(f"a new one can begin with its weights: model=rook_nano model.path={weights}\n")
         assert error.count("\n") == 1
     assert all(path.read_bytes() == text for path, text in before.items() if path.suffix != ".log")
     config = (tmp_path / "run" / "config.yaml").read_text(encoding="utf-8")
