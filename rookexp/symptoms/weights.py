@@ -101,16 +101,17 @@ def update(case: Rehearsal) -> str | Finding:
     objective, optimizer = copy.deepcopy((case.objective(), trainer.optimizer), kept)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     before = [p.detach().clone() for p in parameters]
-    gradients: list[list[Tensor]] = []
-    optimizer.register_step_pre_hook(lambda *_: gradients.append([_gradient(p) for p in parameters]))  # clipped
+    whole: list[Tensor] = []  # the gradient of all rows together, as it was clipped
     factor = max(map(trainer.schedule, range(trainer.steps)))
     twin = altered(
         trainer, policy=objective.policy, objective=objective, optimizer=optimizer, parameters=parameters,
         schedule=lambda step: factor, inner_epochs=1, minibatches=1, diagnose_every=None,
     )  # fmt: skip
     better = replace(case.sampled, advantages=(case.sampled.weights != 0).float())
-    norms = [altered(twin, micro_batch=len(better.tokens)).update(case.subject.step, better)["grad_norm"]]
-    felt = [gradient.abs() > FELT_GRADIENT for gradient in gradients[0]]
+    watched = optimizer.register_step_pre_hook(lambda *_: whole.extend(map(_gradient, parameters)))
+    norm = altered(twin, micro_batch=len(better.tokens)).update(case.subject.step, better)["grad_norm"]
+    watched.remove()
+    felt = [gradient.abs() > FELT_GRADIENT for gradient in whole]
     moved = sum(int(((p != old) & own).sum()) for p, old, own in zip(parameters, before, felt, strict=True))
     count = sum(int(own.sum()) for own in felt)
     if not count:
@@ -123,10 +124,10 @@ def update(case: Rehearsal) -> str | Finding:
     with torch.no_grad():
         for parameter, old in zip(parameters, before, strict=True):
             parameter.copy_(old)
-    norms.append(altered(twin, micro_batch=1).update(case.subject.step, better)["grad_norm"])
-    # As they were before they were clipped, for that would hide a factor.
-    whole, cut = ([g * (norm / _norm(own)) for g in own] for own, norm in zip(gradients, norms, strict=True))
-    error = _norm([a - b for a, b in zip(whole, cut, strict=True)]) / norms[0]
+    turned: list[float] = []
+    optimizer.register_step_pre_hook(lambda *_: turned.append(_turn(whole, parameters)))
+    one_by_one = altered(twin, micro_batch=1).update(case.subject.step, better)["grad_norm"]  # before it is clipped
+    error = max(abs(one_by_one / norm - 1), *turned)
     if not error <= SAME_GRADIENT:
         seen = f"the gradient of rows one by one is {error:.1%} off that of all rows together"
         cause = "a loss that is averaged anew in each micro-batch"
@@ -136,6 +137,14 @@ def update(case: Rehearsal) -> str | Finding:
 
 def _gradient(parameter: Tensor) -> Tensor:
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach().clone()
+
+
+def _turn(gradient: Sequence[Tensor], parameters: Sequence[Tensor]) -> float:
+    """How far the parameters' gradient points from this one: the distance of the two, each of norm 1."""
+    other = [parameter.grad for parameter in parameters]
+    one, two = (_norm([g for g in each if g is not None]) for each in (gradient, other))
+    pairs = zip(gradient, other, strict=True)
+    return math.hypot(*(float((g / one - (0 if h is None else h / two)).norm()) for g, h in pairs))
 
 
 def _norm(tensors: Sequence[Tensor]) -> float:
