@@ -66,7 +66,7 @@ golden: $(READY) ## rewrite tests/golden, the recorded results; read the differe
 docs: $(READY) ## rewrite docs/presets.md, what each recipe of conf/experiment sets
 	$(PY) docs/presets.py
 
-study: $(READY) ## the comparison in docs/algorithms.md: 40 minutes of training and more, then docs/study.png and docs/study.md
+study: $(READY) ## the comparison in docs/algorithms.md: an hour of training, then docs/study.png and docs/study.md
 	$(PY) docs/study.py $(ARGS)
 
 bench: $(READY) ## our step against TRL's, every size, for hours: python -m rookexp.bench $(ARGS)
