@@ -79,7 +79,9 @@ class Hardware:
         if grow == "batch" and not fit:
             raise ConfigError("hardware.grow=batch: needs hardware.fit=true; allowed without: micro_batch")
         if memory_gib is not None and not fit:
-            raise ConfigError(f"hardware.memory_gib={memory_gib}: needs hardware.fit=true; allowed without: null")
+            raise ConfigError(
+                f"hardware.memory_gib={memory_gib}: needs hardware.fit=true; without it type hardware.memory_gib=null"
+            )
         self.fit = fit
         self.grow = grow
         self.memory_gib = memory_gib

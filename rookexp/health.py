@@ -30,8 +30,8 @@ SYMPTOMS = {
     "dead_groups": Symptom(
         "frac_reward_zero_std",
         "of the groups have equal rewards throughout",
-        "they teach a baseline that compares nothing, the prompts are too easy or too hard for this policy: "
-        "try grpo.dead_groups=resampled with such a baseline",
+        "with a baseline that compares they teach nothing, the prompts are too easy or too hard for this policy: "
+        "try grpo.dead_groups=resampled there",
     ),
     "clip_frac": Symptom(
         "clip_frac/any",

@@ -22,6 +22,7 @@ from rookexp.trainer import Trainer
 from rookexp.types import Experience, Prompt, Reward, Scores
 
 Part = TypeVar("Part")
+SURE = 0.01  # nats a token
 
 
 @runtime_checkable
@@ -163,13 +164,13 @@ class Rehearsal:
             answer, (first, *others) = gold.get(prompt.text, []), self.blind[i]
             if 0 < len(answer) < own.sampling_of(prompt).max_new_tokens and (others or i % 2):
                 first = answer
-            scripts += [(*ids, self.words.eot_id) for ids in (first, *([first[0], *ids[1:]] for ids in others))]
+            scripts += [(*ids, self.words.eot_id) for ids in (first, *([*first[:1], *ids[1:]] for ids in others))]
         reward = _Listening(own.reward)
         whole: dict[str, Any] = {"reward": reward, "sampling": own.sampling, "own_sampling": own.own_sampling}
         rows = range(self.rows)
         said = [scripts[p * self.rows + g] for some, _ in own.batches(self.prompts) for p in some for g in rows]
         objective = self.objective(policy=Reciter(self.policy, said), **whole)
-        objective.kl_in_reward = False
+        objective.kl_in_reward, objective.advantage_clip = False, None  # so that advantages are of rewards alone
         experience = objective.collect(self.subject.step)[0]
         return Recital(tuple(scripts), experience, tuple(reward.texts), tuple(reward.rewards))
 
@@ -199,6 +200,11 @@ class Rehearsal:
         """What the training forward says of the sampled tokens, all rows together, in fp32."""
         return self.trained(self.objective(), self.sampled)
 
+    @property
+    def sure(self) -> bool:
+        """Whether the policy was so sure of all that it said that hardly a weight feels it."""
+        return float(self.plain().mean()) > -SURE
+
     @cached_property
     def hidden(self) -> list[Tensor]:
         """The plain forward of each sampled row by itself, without padding, (T, D) each."""
@@ -213,7 +219,7 @@ class Rehearsal:
         ids.append(ids[-1][: (len(ids[-1]) + 1) // 2])  # so that there is padding, whatever the prompts
         # What the first row says early ends an answer here, so that it leaves the others to go on.
         samples = generate.greedy(self.policy, ids[:1], self.tokens, self.words.eot_id)
-        end = int(samples.tokens[samples.mask][: self.tokens // 2][-1])
+        end = int(samples.tokens[samples.mask][: max(1, self.tokens // 2)][-1])
         answers = zip(self.greedy(ids, end), [self.greedy([each], end)[0] for each in ids], strict=True)
         alone = []
         for i, hidden in enumerate(self.hidden):

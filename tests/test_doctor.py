@@ -167,6 +167,32 @@ def test_a_gold_answer_that_its_own_kind_cuts_off_is_named() -> None:
     assert findings["max new tokens"].fix == "set task.sampling.A.max_new_tokens to 5 or more."
 
 
+def test_a_single_token_is_too_short_and_nothing_else() -> None:
+    short = {"sampling": generate.Sampling(1.0, None, None, 1)}
+    assert list(World(objective=short).examined()[0]) == ["max new tokens"]
+
+
+def test_a_policy_that_is_sure_of_all_has_no_gradient_and_no_fault() -> None:
+    findings, skipped = World(objective={"temperature": 1e-4}).examined()
+    assert not findings
+    assert "the policy is sure of every token that it said" in skipped["update"]
+
+
+@pytest.mark.parametrize("clip", [0.01, 2.0])
+def test_a_tight_clip_of_advantages_is_the_runs_own_choice(clip: float) -> None:
+    subject = World(reward=Graded(), objective={"advantage_clip": clip}).subject()
+    lines = list(checkup.examine(subject, replace(checkup.WHOLE, prompts=3)))
+    assert not [str(line) for line in lines if isinstance(line.result, Finding)]
+
+
+class Graded(Vowels):
+    """Pays for vowels, and a little for each text of its own."""
+
+    def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
+        scores = super().score(prompts, texts)
+        return replace(scores, rewards=scores.rewards + torch.tensor([len(set(text)) / 100 for text in texts]))
+
+
 def test_what_cannot_be_asked_is_skipped_with_the_reason() -> None:
     findings, skipped = World(task=Ask(PROMPTS), step=3).examined()
     assert not findings
@@ -604,7 +630,8 @@ def test_a_finding_ends_a_training_before_its_first_step(
         "off by grpo.max_new_tokens=9; set grpo.max_new_tokens to 27 or more."
     )
     assert re.match(r"FINDING update: an update at the largest rate 1e-30 moves 0\.\d% of the \d+ weights", second)
-    assert second.endswith("; likely a learning rate too small for the weights' precision; raise optim.lr.")
+    cause = "a learning rate too small for the weights' precision"
+    assert second.endswith(f"; likely {cause}; raise optim.lr, or shorten its warm-up.")
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
     assert shell("train", f"{SMALL} grpo.max_new_tokens=9 optim.lr=1e-30 doctor=off") == 0
     assert shell("train", f"{SMALL} doctor=quik") == 2

@@ -201,7 +201,10 @@ def test_a_limit_that_no_machine_has_is_refused(given: float) -> None:
 
 
 def test_a_limit_without_fit_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"hardware\.memory_gib=8: needs hardware\.fit=true; allowed without: null"):
+    with pytest.raises(
+        ConfigError,
+        match=r"hardware\.memory_gib=8: needs hardware\.fit=true; without it type hardware\.memory_gib=null",
+    ):
         Hardware(**CPU | {"memory_gib": 8})
 
 

@@ -10,12 +10,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from rookexp.rehearsal import Finding, Rehearsal, altered, gap
+from rookexp.rehearsal import Finding, Rehearsal, Skipped, altered, gap
 
 SAME = 1e-5  # two forwards of the same tokens differ by less
 SMALL_STEP = 1e-3  # norm of a step that is small beside any weights
 ROUNDED = 1e-6  # nats; a change below it says nothing
 SAME_GRADIENT = 1e-3  # relative; rounding in fp32 is below
+SURE_OF_ALL = "the policy is sure of every token that it said, which leaves next to no gradient to look at"
 FELT_GRADIENT, MOVED_SHARE = 1e-6, 0.99  # of the weights with such a gradient so many must move
 
 
@@ -60,7 +61,7 @@ def master_weights(case: Rehearsal) -> str | Finding:
     return f"{len(held)} tensors of {held[0].dtype} and {sum(p.numel() for p in held)} weights, all in the optimizer"
 
 
-def policy_loss(case: Rehearsal) -> str | Finding:
+def policy_loss(case: Rehearsal) -> str | Finding | Skipped:
     """A small step of a copy against the gradient makes a row that was better likelier, and one that was worse less."""
     changes = {}
     first = case.sampled.rows(torch.tensor([0], device=case.device), len(case.hidden[0]))
@@ -74,6 +75,8 @@ def policy_loss(case: Rehearsal) -> str | Finding:
         parameters = [p for p in twin.parameters() if p.requires_grad]
         found = torch.autograd.grad(loss, parameters, allow_unused=True) if loss.requires_grad else [None]
         norm = math.hypot(*(float(g.norm()) for g in found if g is not None))
+        if not norm and case.sure:
+            return Skipped(SURE_OF_ALL)
         if not norm:
             seen = f"the policy loss has no gradient where a completion was {which} than expected"
             return Finding(seen, "a loss cut off from the policy", "look for detach(), no_grad() and clamps in it.")
@@ -90,7 +93,7 @@ def policy_loss(case: Rehearsal) -> str | Finding:
     return f"a small step down the policy loss changes what was said by {told}"
 
 
-def update(case: Rehearsal) -> str | Finding:
+def update(case: Rehearsal) -> str | Finding | Skipped:
     """One optimizer step at the largest rate of the run moves 99 % of the weights with a gradient above 1e-6.
 
     That gradient is the same whatever the micro-batch. Of copies, in fp32: every completion counts as better than
@@ -115,13 +118,16 @@ def update(case: Rehearsal) -> str | Finding:
     felt = [gradient.abs() > FELT_GRADIENT for gradient in whole]
     moved = sum(int(((p != old) & own).sum()) for p, old, own in zip(parameters, before, felt, strict=True))
     count = sum(int(own.sum()) for own in felt)
+    if not count and case.sure:
+        return Skipped(SURE_OF_ALL)
     if not count:
         seen = f"no weight has a gradient above {FELT_GRADIENT:g}"
         return Finding(seen, "a loss cut off from the policy", "look for detach() and no_grad in the training forward.")
     rate = trainer.base_lrs[0] * factor
     seen = f"an update at the largest rate {rate:g} moves {moved / count:.1%} of the {count} weights with a gradient"
     if moved < MOVED_SHARE * count:
-        return Finding(seen, "a learning rate too small for the weights' precision", "raise optim.lr.")
+        cause = "a learning rate too small for the weights' precision"
+        return Finding(seen, cause, "raise optim.lr, or shorten its warm-up.")
     with torch.no_grad():
         for parameter, old in zip(parameters, before, strict=True):
             parameter.copy_(old)
