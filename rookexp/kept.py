@@ -16,6 +16,7 @@ ASKED = (runs.SEED, "task", "eval.positions")
 UNSEEN = ("task.sampling", "task.total_steps", "task.steps", "task.phases")
 ENGINES = tuple(f".engine.{name}" for name in ("path", "processes", "timeout_s", "retries", "cache"))  # change no value
 ASSETS = "/rookexp/assets/"  # wherever the package lies
+DATA = ("positions", "data")  # last parts of keys that name files or folders of rows
 SHOWN = 3  # keys in a message
 
 
@@ -33,7 +34,7 @@ def refuse_other(folder: Path, config: Mapping[str, Any], *, swept: bool) -> Non
     differs = [
         f"{key} was {_spell(before, key)}, now {_spell(now, key)}"
         for key in dict.fromkeys([*before, *now])
-        if key not in follow and judged(key, before) and not _same(before.get(key), now.get(key))
+        if key not in follow and judged(key, before) and not _same(key, before.get(key), now.get(key))
     ]
     if not differs:
         return
@@ -68,9 +69,13 @@ def _within(key: str, groups: tuple[str, ...]) -> bool:
     return any(key == group or key.startswith(f"{group}.") for group in groups)
 
 
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, str) and isinstance(other, str) and ASSETS in one and ASSETS in other:
-        return one.rpartition(ASSETS)[2] == other.rpartition(ASSETS)[2]
+def _same(key: str, one: Any, other: Any) -> bool:
+    """Whether two values are equal; data may have moved, and then has its name still, and so may the package."""
+    if isinstance(one, str) and isinstance(other, str):
+        if ASSETS in one and ASSETS in other:
+            return one.rpartition(ASSETS)[2] == other.rpartition(ASSETS)[2]
+        if key.rpartition(".")[2] in DATA:
+            return Path(one).name == Path(other).name
     return bool(one == other)
 
 

@@ -105,20 +105,22 @@ def compare(folders: Sequence[Path], *, baseline: str | None = None) -> Comparis
     that has finished.
 
     A trial of a sweep is named `#7`, other points after their first run's folder.
-    Raises: DataError for a folder without a run; ConfigError where no point has the baseline's name.
+    Of several, one without a run is noted and left out, as in `sweep/*`; so is a file, without a word.
+    Raises: DataError for a name that does not exist, and where there is no run at all; ConfigError where no point has
+    the baseline's name.
     """
-    found = []
-    for folder in folders:
-        if not (inside := runs.find(folder)):
-            why = "no run in it" if folder.is_dir() else "no such folder"
-            raise DataError(f"{folder}: {why}; allowed: run folders (with a {runs.CONFIG}) and folders that hold them")
-        found += inside
+    inside = {folder: runs.find(folder) if folder.is_dir() else [] for folder in folders}
+    found = [run for some in inside.values() for run in some]
+    missing = next((folder for folder in folders if not folder.exists()), None)
+    if missing is not None or not found:
+        why = f"{missing}: no such folder" if missing is not None else f"{' '.join(map(str, folders))}: no run in it"
+        raise DataError(f"{why}; allowed: run folders (with a {runs.CONFIG}) and folders that hold them")
+    notes = [f"{folder}: no run in it; left out" for folder, some in inside.items() if folder.is_dir() and not some]
     read = [runs.read(folder) for folder in dict.fromkeys(path.resolve() for path in found)]
     follow = runs.following([runs.flat(run.config) for run in read])
     groups: dict[str, list[Run]] = {}
     for run in read:
         groups.setdefault(_group(run, follow), []).append(run)
-    notes: list[str] = []
     members = [_one_a_seed(group, notes) for group in groups.values()]
     varying = runs.differing([group[0].config for group in members])
     varying = dict(sorted(varying.items(), key=lambda item: any("/" in str(value) for value in item[1])))  # paths last

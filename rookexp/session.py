@@ -254,7 +254,11 @@ def tracked(training: Training, config: Mapping[str, Any], folder: Path, door_na
     A run that goes on is noted as one when it has done a step: what fails before leaves the folder as it was.
     """
 
+    command = "the same again"  # what goes on with it
+
     def note() -> None:
+        nonlocal command
+        command = f"python -m rookexp.{door_name} {shlex.quote(f'resume={folder}')}"
         write_run_info(folder, config, sys.argv)
         door.keep_overrides(folder)
 
@@ -273,7 +277,7 @@ def tracked(training: Training, config: Mapping[str, Any], folder: Path, door_na
         raise
     finally:
         with ExitStack() as at_last:  # a disk that is full fails the trackers, too
-            at_last.callback(hint, status, signal, folder, door_name)
+            at_last.callback(lambda: hint(status, signal, folder, command))
             training.tracker.finish(status)
 
 
@@ -290,11 +294,10 @@ def at_first_step(trainer: Trainer, act: Callable[[], None]) -> None:
     trainer.after_step = first
 
 
-def hint(status: str, signal: str, folder: Path, door_name: str) -> None:
-    """Says how to go on with a run that did not end as it should; `signal` is what ended it, and when, or ""."""
+def hint(status: str, signal: str, folder: Path, command: str) -> None:
+    """Says what goes on with a run that did not end as it should; `signal` is what ended it, and when, or ""."""
     if status not in ("finished", "pruned") and checkpoint.latest(folder) is not None:
         cause = f" by {signal}" if signal else ""
-        command = f"python -m rookexp.{door_name} {shlex.quote(f'resume={folder}')}"
         print(f"{status}{cause}; to go on type: {command}", file=sys.stderr)
 
 

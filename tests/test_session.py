@@ -188,6 +188,13 @@ def test_a_run_that_goes_on_is_measured_as_before(
     assert shell(f"resume=run steps=2 {allowed}") == 0
 
 
+def test_data_and_package_may_lie_elsewhere() -> None:
+    assert kept._same("task.positions", "mine.jsonl", "/elsewhere/mine.jsonl")
+    assert not kept._same("eval.positions", "mine.jsonl", "/elsewhere/other.jsonl")
+    assert kept._same("model.path", "/one/rookexp/assets/rook_nano", "/other/rookexp/assets/rook_nano")
+    assert not kept._same("model.path", "/run/step-000001/model", "/run/step-000002/model")
+
+
 def test_phases_and_sampling_do_not_change_what_is_measured() -> None:
     before = {"task.order": "epochs", "task.tasks.P.order": "fixed"}
     keys = ("task.total_steps", "task.steps", "task.prompts", "task.sampling.P.temperature", "reward.engine.processes")
@@ -197,14 +204,16 @@ def test_phases_and_sampling_do_not_change_what_is_measured() -> None:
 
 
 def test_what_fails_before_a_step_leaves_a_finished_run_as_it_was(
-    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert shell(TRAIN, "hydra.run.dir=run", "steps=1") == 0
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.suffix in (".json", ".yaml")}
+    capfd.readouterr()
     with monkeypatch.context() as broken:
         broken.setattr(Trainer, "update", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             shell("resume=run steps=2 optim.lr=0.05")
+    assert "failed; to go on type: the same again\n" in capfd.readouterr().err
     assert all(path.read_bytes() == text for path, text in before.items())
     assert shell("resume=run steps=2") == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
