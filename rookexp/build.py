@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
@@ -281,16 +280,13 @@ def token_documents(policy: Pretrained, file: Path, texts: Sequence[str]) -> lik
     """
     if not texts:
         raise DataError(f"{file}: empty; make it with `python -m rookexp.data`")
-    ids = [[*document, policy.tokenizer.eot_id] for document in policy.tokenizer.encode_all(texts)]
-    prompts = policy.tokenizer.encode_all([chess_text.prompt_of(text) for text in texts])
-    longest, places = max(map(len, ids)), policy.model.config.n_positions
+    cuts = [len(chess_text.prompt_of(text)) for text in texts]
+    eot_id, places = policy.tokenizer.eot_id, policy.model.config.n_positions
+    found = likelihood.Documents(([*ids, eot_id], prompt) for ids, prompt in policy.tokenizer.encode_cut(texts, cuts))
+    longest = int(found.lengths.max())
     if longest > places + 1:  # the last token is predicted and never read
         raise ConfigError(f"model.n_positions={places}: allowed: >= {longest - 1}, for the longest document of {file}")
-    # Where a tokenizer joins the prompt's end and what follows, the prompt ends before that token.
-    same = (
-        takewhile(lambda pair: pair[0] == pair[1], zip(*pair, strict=False)) for pair in zip(ids, prompts, strict=True)
-    )
-    return likelihood.Documents(ids, [sum(1 for _ in pairs) for pairs in same])
+    return found
 
 
 def build_evaluation(config: Config, run_folder: Path) -> Exam:

@@ -16,8 +16,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from rookexp import check
 from rookexp.errors import ConfigError, DataError, Reconfigured
 from rookexp.evaluation import Greedy
@@ -234,7 +232,7 @@ def for_documents(hardware: Hardware, documents: Documents, rows: int) -> Finder
         return None
     if hardware.grow == "batch":
         raise ConfigError("hardware.grow=batch: of rollouts alone; allowed here: micro_batch; set batch_documents")
-    longest = int(documents.ends.diff(prepend=torch.zeros(1, dtype=torch.long)).max())
+    longest = int(documents.lengths.max())
     case = WorstCase(rows=rows, prompt=0, completion=longest, per_prompt=rows, temperature=1.0)
     return Finder(hardware, case, (), None, None)
 

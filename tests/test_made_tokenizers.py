@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import chess
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rookexp import tokenizers
+from rookexp.chess_text import prompt_of
 from rookexp.tokenizers import Tokenizer
 
 BOARDS = (
@@ -46,6 +48,25 @@ def test_documents_come_back_and_prompts_are_prefixes(make: Callable[[], Tokeniz
         for prompt in cuts:
             assert tokenizer.encode(prompt) == ids[: len(tokenizer.encode(prompt))], prompt
     assert tokenizer.encode_all(documents()) == [tokenizer.encode(text) for text in documents()]
+
+
+@pytest.mark.parametrize("make", [tokenizers.square_aware, tokenizers.characters])
+def test_documents_are_cut_where_their_prompts_end(make: Callable[[], Tokenizer], monkeypatch: Any) -> None:
+    monkeypatch.setattr(tokenizers, "AT_ONCE", 2)
+    tokenizer, texts = make(), documents()
+    prompts = [prompt_of(text) for text in texts]
+    found = list(tokenizer.encode_cut(texts, [len(prompt) for prompt in prompts]))
+    assert found == [(tokenizer.encode(a), len(tokenizer.encode(b))) for a, b in zip(texts, prompts, strict=True)]
+
+
+def test_a_token_across_the_cut_is_not_the_prompts() -> None:
+    tokenizer = tokenizers.bpe(documents(), 300)
+    text = next(t for t in documents() if len(tokenizer.encode(t)) < len(t))
+    for cut in range(len(text) + 1):
+        ((ids, count),) = tokenizer.encode_cut([text], [cut])
+        inside, further = (len(tokenizer.decode(ids[:n])) for n in (count, count + 1))
+        assert inside <= cut
+        assert further > cut or count == len(ids)
 
 
 def test_a_square_has_one_token_wherever_the_board_begins() -> None:

@@ -104,7 +104,7 @@ def reinforced(reward: Any = None, minibatches: int = 1, **changes: Any) -> set[
 
 
 def pretrained() -> set[str]:
-    documents = Documents([[1, 2, 3, EOT], [4, 5, EOT]], [1, 1])
+    documents = Documents([([1, 2, 3, EOT], 1), ([4, 5, EOT], 1)])
     objective = NextToken(
         policy=policy(),
         documents=documents,

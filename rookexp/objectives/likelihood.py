@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -17,11 +18,17 @@ from rookexp.types import Experience, LossTerms, Policy
 class Documents:
     """Token documents in one flat tensor; each begins with a prompt and ends with its end-of-text token."""
 
-    def __init__(self, documents: Sequence[Sequence[int]], prompt_lengths: Sequence[int]) -> None:
-        lengths = torch.tensor([len(d) for d in documents])
-        self.prompt_lengths = torch.tensor(prompt_lengths)
-        self.ends = lengths.cumsum(0)
-        self.flat = torch.tensor([token for d in documents for token in d], dtype=torch.int32)
+    def __init__(self, documents: Iterable[tuple[Sequence[int], int]]) -> None:
+        """Of each document its ids, and how many of them are its prompt."""
+        flat, lengths, prompt_lengths = array("i"), array("q"), array("q")
+        for ids, prompt_length in documents:
+            flat.extend(ids)
+            lengths.append(len(ids))
+            prompt_lengths.append(prompt_length)
+        self.flat = torch.frombuffer(flat, dtype=torch.int32)
+        self.lengths = torch.frombuffer(lengths, dtype=torch.long)
+        self.prompt_lengths = torch.frombuffer(prompt_lengths, dtype=torch.long)
+        self.ends = self.lengths.cumsum(0)
 
     def __len__(self) -> int:
         return len(self.ends)
