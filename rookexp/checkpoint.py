@@ -146,10 +146,13 @@ def restore(folder: Path, *, model: GPT2, optimizer: torch.optim.Optimizer, modu
     weights_before = weights.load_model(folder / MODEL).state_dict()
     _require_same(folder / MODEL, "weight", weights_before, model.state_dict())
     module_tensors = _load(folder / MODULES)
-    _require_same(folder / MODULES, "buffer", module_tensors, _module_state(modules))
+    anew = f"or begin anew with its weights: model.path={folder / MODEL}"
+    way_out = f"go on with the kl, baseline and reference that the run has had, {anew}"
+    _require_same(folder / MODULES, "buffer", module_tensors, _module_state(modules), f"; {way_out}")
     kind = about["optimizer"]["kind"]
     if kind != type(optimizer).__name__:
-        raise DataError(f"{folder / OPTIMIZER}: state of {kind}, but the run uses {type(optimizer).__name__}")
+        uses = type(optimizer).__name__
+        raise DataError(f"{folder / OPTIMIZER}: state of {kind}, but the run uses {uses}; go on with that, {anew}")
     state = _optimizer_dict(folder / OPTIMIZER, about["optimizer"]["scalars"], optimizer, _names(model, modules))
     model.load_state_dict(weights_before)
     for key, module in modules.items():
@@ -210,12 +213,15 @@ def _optimizer_dict(
     return {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
 
 
-def _require_same(path: Path, what: str, found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+def _require_same(
+    path: Path, what: str, found: Mapping[str, Tensor], own: Mapping[str, Tensor], way_out: str = ""
+) -> None:
     for name in sorted(found.keys() ^ own.keys()):
-        raise DataError(f"{path}: {what} {name!r} is {'not in this run' if name in found else 'missing'}")
+        raise DataError(f"{path}: {what} {name!r} is {'not in this run' if name in found else 'missing'}{way_out}")
     for name, value in own.items():
         if found[name].shape != value.shape:
-            raise DataError(f"{path}: {what} {name!r} has shape {list(found[name].shape)}, not {list(value.shape)}")
+            shapes = f"{list(found[name].shape)}, not {list(value.shape)}"
+            raise DataError(f"{path}: {what} {name!r} has shape {shapes}{way_out}")
 
 
 def _read_about(folder: Path) -> dict[str, Any]:
