@@ -31,10 +31,7 @@ def train(config: dict[str, Any], run_folder: Path) -> None:
 
         run = build.Run(**build.check_config(config))
         if config["hardware"].get("grow") == "batch" and (trial is not None or door.in_a_sweep()):
-            raise ConfigError(
-                "hardware.grow=batch: not in a sweep, whose runs would have other batches than they are labelled with; "
-                "find the batch by a single run, then type grpo.prompts_per_step=N"
-            )
+            raise ConfigError(job.GROWS)
         if run.dry_run:
             dry_run.run(config)
             return

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 NOTE = "trial.json"
 PRUNED = "pruned"  # attribute of a trial: why it was ended
 GREEDY = "eval/reward"
+GROWS = (
+    "hardware.grow=batch: not in a sweep, whose runs would have other batches than they are labelled with; find the "
+    "batch by a single run, then type grpo.prompts_per_step=N"
+)
 
 
 @contextmanager

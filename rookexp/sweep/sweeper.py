@@ -78,6 +78,8 @@ def planned(arguments: Sequence[str], config: DictConfig, context: HydraContext)
     own.make_pruner()
     probe(found, config, context, own.n_trials is None and points)
     base = context.config_loader.load_sweep_config(config, list(fixed))
+    if OmegaConf.select(base, "hardware.grow") == "batch":
+        raise ConfigError(job.GROWS)
     return Plan(
         settings=own,
         space=found,
