@@ -24,9 +24,16 @@ class Symptom:
     metric: str  # its name
     what: str  # a share of what
     advice: str  # what it usually means, and the one thing to try
+    steps: int = 1  # so many of its last values have a median, which is looked at
 
 
 SYMPTOMS = {
+    "core_wait": Symptom(
+        "core_wait",
+        "of the time in which it could compute it waits for a core that other work has",
+        "its threads wait for each other, too, which can take many times as long: try hardware.threads=1",
+        steps=3,
+    ),
     "dead_groups": Symptom(
         "frac_reward_zero_std",
         "of the groups have equal rewards throughout",
@@ -85,9 +92,10 @@ class HealthTracker:
     more, once its metric was seen.
 
     The entropy's limit is the larger of `entropy_nats` and `entropy_share` of its first value. The KL share is the
-    median of its last `kl_share_steps` values. `clip_frac` is looked at only where a batch has one update: its ratios
-    are 1, so the limit is 0 and no setting; `sampler_nats` limits what makes them differ from 1, and sees it in bf16,
-    too. Of the gradient only the shares of divergence and entropy are looked at.
+    median of its last `kl_share_steps` values, the wait for a core that of its last 3. `clip_frac` is looked at only
+    where a batch has one update: its ratios are 1, so the limit is 0 and no setting; `sampler_nats` limits what makes
+    them differ from 1, and sees it in bf16, too. Of the gradient only the shares of divergence and entropy are looked
+    at.
 
     Nothing is saved: a resumed run begins with no episode and no count, and its first entropy is that of its own
     first step. `trackers` are told the summary; those that join the sequence later are, too.
@@ -105,6 +113,7 @@ class HealthTracker:
         truncated: Share,
         identical: Share,
         grad_share: Share,
+        core_wait: Share,
         calm_steps: Annotated[int, Gt(0)],
         trackers: Sequence[Tracker],
     ) -> None:
@@ -116,6 +125,8 @@ class HealthTracker:
         self.trackers = trackers
         self._limits = {"dead_groups": dead_groups, "truncated": truncated, "identical": identical}
         self._limits |= {"kl_gradient": grad_share, "entropy_gradient": grad_share}
+        self._limits["core_wait"] = core_wait
+        self._values: dict[str, deque[float]] = {}  # of each symptom, the last ones
         self._first_entropy: float | None = None
         self._kl_shares: deque[float] = deque(maxlen=kl_share_steps)
         self._episodes: dict[str, Episodes] = {}
@@ -149,9 +160,12 @@ class HealthTracker:
         """Of each thing that the step's finite metrics tell of: name, whether it is wrong, and the line about it."""
         for name, limit in self._limits.items():
             symptom = SYMPTOMS[name]
-            if (share := seen.get(symptom.metric)) is not None:
+            if (value := seen.get(symptom.metric)) is not None:
+                values = self._values.setdefault(name, deque(maxlen=symptom.steps))
+                values.append(value)
+                share = median(values)
                 line = f"{_percent(share)} {symptom.what} (limit {_percent(limit)}); {symptom.advice}"
-                yield name, share > limit, line
+                yield name, len(values) == symptom.steps and share > limit, line
         if (entropy := seen.get("entropy")) is not None:
             self._first_entropy = first = entropy if self._first_entropy is None else self._first_entropy
             limit = max(self.entropy_nats, self.entropy_share * first)

@@ -12,6 +12,7 @@ from annotated_types import Ge, Gt
 from torch import Tensor, nn
 
 from rookexp import ops
+from rookexp.cores import CoreWait
 from rookexp.errors import ConfigError, TrainingDiverged
 from rookexp.types import Experience, LossTerms, Policy
 
@@ -91,6 +92,7 @@ class Trainer:
         """
         if start == 0 and self.evaluate is not None:
             self.tracker.log(0, self.evaluate(0))
+        wait = CoreWait()
         for step in range(start, self.steps):
             began = time.perf_counter()
             experience, metrics = self.objective.collect(step)
@@ -98,6 +100,8 @@ class Trainer:
             metrics |= self.objective.observe(step, metrics)
             seconds = time.perf_counter() - began
             metrics |= {"step_s": seconds, "tokens_per_s": metrics.pop("tokens") / seconds}
+            if (share := wait.share()) is not None:
+                metrics["core_wait"] = share
             done = step + 1
             if self.evaluate is not None and (done == self.steps or done % self.eval_every == 0):
                 metrics |= self.evaluate(done)

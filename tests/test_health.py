@@ -27,6 +27,7 @@ LIMITS: dict[str, Any] = {
     "truncated": 0.1,
     "identical": 0.8,
     "grad_share": 0.9,
+    "core_wait": 0.3,
     "calm_steps": 2,
 }
 ONE_UPDATE = {"grpo": {"inner_epochs": 1, "minibatches": 1}}
@@ -84,6 +85,13 @@ def test_a_share_above_its_limit_is_said_and_one_at_it_is_not(name: str, run: Ru
     assert len(lines) == 1
     assert re.fullmatch(rf"health: step 2: {words}.*", lines[0])
     assert re.fullmatch(r"health: step \d+: [^;]+ \(limit [^;]+\); [^;]+: try [^;]+", lines[0])
+
+
+def test_a_machine_must_be_busy_for_some_steps(run: Run) -> None:
+    assert run([{"core_wait": share} for share in (0.9, 0.1, 0.1, 0.9, 0.2, 0.3)])[1] == {"core_wait": 0}
+    lines, counts = run([{"core_wait": share} for share in (0.1, 0.5, 0.1, 0.4, 0.9)])
+    assert counts == {"core_wait": 1}
+    assert re.fullmatch(r"health: step 4: 40 % of the time .*limit 30 %.*try hardware\.threads=1", lines[0])
 
 
 def test_once_an_episode_and_again_only_after_calm(run: Run) -> None:
