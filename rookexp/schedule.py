@@ -1,4 +1,4 @@
-"""Learning-rate factors: optimizer step s (0, 1, ...) runs at the base rate times `factor(s)`.
+"""Learning-rate factors: all updates of step s (0, 1, ...) have the base rate times `factor(s)`.
 
 Every schedule warms up linearly, (s + 1) / warmup_steps for s < warmup_steps, so that no step has rate 0. A decay
 runs over the other steps: its progress is (s - warmup_steps) / (total_steps - warmup_steps), 0 at the first of them
@@ -23,7 +23,7 @@ class _Schedule:
         self.warmup_steps = warmup_steps
 
     def factor(self, step: int) -> float:
-        """The factor of optimizer step `step`, in [0, 1]."""
+        """The factor of step `step`, in [0, 1]."""
         return (step + 1) / self.warmup_steps if step < self.warmup_steps else self._after(step)
 
     def _after(self, step: int) -> float:
