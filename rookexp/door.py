@@ -148,13 +148,14 @@ def keep_overrides(folder: Path) -> None:
 def register_resolvers() -> None:
     """What YAML calls as `${NAME:}`.
 
-    `short_id`: six letters that make a run's folder its own. `asset:NAME`: an embedded folder's path. `label:KIND`: the
-    run's name, group or tags.
+    `short_id`: six letters that make a run's folder its own. `asset:NAME`: an embedded folder's path. `conf`: the
+    folder of all options. `label:KIND`: the run's name, group or tags.
     """
     # Hydra 1.4 comes with OmegaConf 2.4, where this name replaces the other; before, it was another function's.
     register: Any = OmegaConf.register_new_resolver if HYDRA_VERSION < (1, 4) else OmegaConf.register_resolver
     register("short_id", lambda: secrets.token_hex(3), use_cache=True, replace=True)
     register("asset", lambda name: str(PACKAGE / "assets" / name), replace=True)
+    register("conf", lambda: str(conf_dir()), replace=True)
     register("label", labels.of_run, replace=True)
 
 

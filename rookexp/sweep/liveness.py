@@ -6,7 +6,6 @@ can deceive. Between machines that need not hold; there a file's time stamp does
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import socket
@@ -15,6 +14,15 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import TracebackType
+
+from rookexp.errors import ConfigError
+
+try:
+    import fcntl
+except ImportError as error:
+    raise ConfigError(
+        "-m sweep: needs the file locks of POSIX, which this system has not; Hydra's own -m key=a,b does without"
+    ) from error
 
 BEAT_S = 10.0
 SILENT_S = 120.0  # after so long without a sign a process on another machine counts as dead

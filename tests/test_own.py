@@ -1,0 +1,73 @@
+"""docs/own.md, typed as it stands: files from its blocks, then its commands."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FILE = re.compile(r"```(?:python|yaml)\n((?:# @package _global_\n)?# ([\w/]+\.(?:py|yaml)).*?)```", re.DOTALL)
+COMMAND = re.compile(r"```\n(python -m rookexp\.train .*?)\n```")
+SHORT = ["debug=fast", "track=local", "hardware.threads=1", "hydra.run.dir=run"]
+
+
+@pytest.fixture
+def page(root: Path) -> str:
+    return (root / "docs" / "own.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def folder(page: str, tmp_path: Path) -> Path:
+    for text, name in FILE.findall(page):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def typed(folder: Path, root: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PYTHONPATH": f"{folder}:{root}", "PATH": "/usr/bin:/bin", "HOME": str(folder)}
+    return subprocess.run(
+        [sys.executable, "-m", "rookexp.train", *words], cwd=folder, env=environment, capture_output=True, text=True
+    )
+
+
+def test_the_page_has_a_reward_a_task_and_a_recipe(page: str, folder: Path) -> None:
+    names = {"my_rewards.py", "options/reward/short.yaml", "my_tasks.py", "options/task/sums.yaml"}
+    assert {name for _, name in FILE.findall(page)} == names | {"options/experiment/mine.yaml"}
+    assert len(COMMAND.findall(page)) == 2
+    assert "`task=sums reward=short`" in page
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_what_it_shows_trains(number: int, page: str, folder: Path, root: Path) -> None:
+    reward, recipe = COMMAND.findall(page)
+    line = [reward, recipe, "python -m rookexp.train --config-dir options task=sums reward=short"][number]
+    done = typed(folder, root, *shlex.split(line)[3:], *SHORT)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(row) for row in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert 0 <= rows[-1]["reward/mean"] <= 1
+    assert rows[-1]["eval/characters"] > 0
+
+
+LACKS: dict[str, tuple[str, str, list[str]]] = {
+    "score": ("my_rewards.py", r"error: reward=my_rewards\.Short: it has no method score", ["reward=short"]),
+    "select": ("my_tasks.py", r"error: task=my_tasks\.Sums: it has no method select", ["task=sums"]),
+    "prompts": ("my_tasks.py", r"error: task=my_tasks\.Sums: it has no method prompts", ["task=sums"]),
+}
+
+
+@pytest.mark.parametrize("method", LACKS)
+def test_a_part_without_its_method_is_one_line(method: str, folder: Path, root: Path) -> None:
+    file, said, words = LACKS[method]
+    path: Any = folder / file
+    path.write_text(path.read_text().replace(f"def {method}(", "def other("))
+    for more in ([], ["dry_run=true"]):
+        done = typed(folder, root, "--config-dir", "options", *words, *more, *SHORT)
+        assert done.returncode == 2
+        assert re.fullmatch(said + r"[^\n]*docs/own\.md\n", done.stderr), done.stderr
