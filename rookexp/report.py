@@ -103,8 +103,14 @@ def plot(rows: Rows, path: Path, *, title: str) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    panels = [draw for draw in (_reward, _kl, _entropy, _grad_norm, _by_colour) if draw(None, rows)]
-    panels = panels or [_reward]
+    known = (
+        (_reward, ("reward/mean", "eval/reward")),
+        (_kl, ("kl",)),
+        (_entropy, ("entropy",)),
+        (_grad_norm, ("grad_norm",)),
+        (_by_colour, [name for name, *_ in BY_COLOUR]),
+    )
+    panels = [draw for draw, names in known if any(len(column(rows, name)[1]) for name in names)] or [_reward]
     wide = len(panels) % 2  # an odd panel out is the first one, over the whole width
     lines = (len(panels) + 1) // 2
     figure = Figure(figsize=(12.4 if len(panels) > 1 else 7.5, 3.3 * lines + 0.5), dpi=110, layout="constrained")
@@ -126,67 +132,53 @@ def plot(rows: Rows, path: Path, *, title: str) -> None:
     figure.savefig(path)
 
 
-def _reward(axes: Any, rows: Rows) -> bool:
-    drawn = False
+def _reward(axes: Any, rows: Rows) -> None:
     for name, label, colour in (("reward/mean", "sampled", BLUE), ("eval/reward", "greedy", "#c0392b")):
         x, y = column(rows, name)
-        drawn = drawn or bool(len(y))
-        if axes is None or not len(y):
+        if not len(y):
             continue
         if len(y) < WINDOW:
             axes.plot(x, y, marker="o", markersize=3, linewidth=1.2, color=colour, label=label)
         else:
             axes.plot(x, y, linewidth=0.8, alpha=0.35, color=colour)
             axes.plot(x, moving_average(y), linewidth=1.8, color=colour, label=f"{label}, mean of the last {WINDOW}")
-    if axes is not None:
-        axes.set(title="Reward", ylabel="reward a completion")
-    return drawn
+    axes.set(title="Reward", ylabel="reward a completion")
 
 
-def _curve(axes: Any, rows: Rows, name: str, title: str, ylabel: str) -> bool:
+def _curve(axes: Any, rows: Rows, name: str, title: str, ylabel: str) -> None:
     x, y = column(rows, name)
-    if axes is not None:
-        axes.plot(x, y, linewidth=0.8, color=GREY)
-        axes.plot(x, moving_average(y), linewidth=1.6, color=BLUE, label=f"mean of the last {WINDOW}")
-        axes.set(title=title, ylabel=ylabel)
-    return bool(len(y))
+    axes.plot(x, y, linewidth=0.8, color=GREY)
+    axes.plot(x, moving_average(y), linewidth=1.6, color=BLUE, label=f"mean of the last {WINDOW}")
+    axes.set(title=title, ylabel=ylabel)
 
 
-def _kl(axes: Any, rows: Rows) -> bool:
-    drawn = _curve(axes, rows, "kl", "KL to the reference", "nats a token")
-    if axes is not None:
-        axes.set_ylim(bottom=0)
-    return drawn
+def _kl(axes: Any, rows: Rows) -> None:
+    _curve(axes, rows, "kl", "KL to the reference", "nats a token")
+    axes.set_ylim(bottom=0)
 
 
-def _entropy(axes: Any, rows: Rows) -> bool:
-    return _curve(axes, rows, "entropy", "Entropy of the policy", "nats a token")
+def _entropy(axes: Any, rows: Rows) -> None:
+    _curve(axes, rows, "entropy", "Entropy of the policy", "nats a token")
 
 
-def _grad_norm(axes: Any, rows: Rows) -> bool:
+def _grad_norm(axes: Any, rows: Rows) -> None:
     from matplotlib.ticker import LogLocator, MaxNLocator
 
-    drawn = _curve(axes, rows, "grad_norm", "Gradient norm before clipping", "L2 norm (log scale)")
+    _curve(axes, rows, "grad_norm", "Gradient norm before clipping", "L2 norm (log scale)")
     norms = column(rows, "grad_norm")[1]
-    if axes is not None and np.all(norms > 0):
+    if np.all(norms > 0):
         axes.set_yscale("log")
-        narrow = len(norms) and norms.max() < 5 * norms.min()  # else it might have one label, or none
+        narrow = norms.max() < 5 * norms.min()  # else it might have one label, or none
         axes.yaxis.set_major_locator(MaxNLocator(5) if narrow else LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_formatter("")
-    return drawn
 
 
-def _by_colour(axes: Any, rows: Rows) -> bool:
-    drawn = False
+def _by_colour(axes: Any, rows: Rows) -> None:
     for name, label, colour in BY_COLOUR:
         x, y = column(rows, name)
-        drawn = drawn or bool(len(y))
-        if axes is not None:
-            axes.plot(x, 100 * y, marker="o", markersize=2.5, linewidth=1.2, color=colour, label=label)
-    if axes is not None:
-        axes.set(title="Greedy best move (B:) is the engine's", ylabel="% of positions", ylim=(-2, 102))
-    return drawn
+        axes.plot(x, 100 * y, marker="o", markersize=2.5, linewidth=1.2, color=colour, label=label)
+    axes.set(title="Greedy best move (B:) is the engine's", ylabel="% of positions", ylim=(-2, 102))
 
 
 def _table(figures: Sequence[tuple[str, float, float]]) -> RenderableType:

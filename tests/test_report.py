@@ -62,7 +62,7 @@ def test_report_of_a_run_that_logged_little(tmp_path: Path) -> None:
 
 def test_a_narrow_scale_of_norms_has_labels() -> None:
     axes = Figure().add_subplot()
-    assert report._grad_norm(axes, [{"step": step, "grad_norm": 1 + 0.1 * step} for step in range(1, 4)])
+    report._grad_norm(axes, [{"step": step, "grad_norm": 1 + 0.1 * step} for step in range(1, 4)])
     low, high = axes.get_ylim()
     assert sum(low <= at <= high for at in axes.yaxis.get_majorticklocs()) >= 3
 
