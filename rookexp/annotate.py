@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ import chess
 
 from rookexp.errors import DataError
 from rookexp.rewards.engine import Lasting, Line, Stockfish
+from rookexp.shares import row_counts
 from rookexp.tasks import positions
 
 KINDS = ("opening", "middlegame", "endgame", "self_play")
@@ -77,16 +78,6 @@ def run_job(job: AnnotateJob) -> None:
         unfinished.replace(path)
     except OSError as error:
         raise DataError(f"{path}: cannot be written ({error})") from error
-
-
-def row_counts(rows: int, quotas: Mapping[str, float]) -> dict[str, int]:
-    """How many of `rows` each kind gets: its share rounded down, and one more for the largest remainders."""
-    exact = {kind: share * rows for kind, share in quotas.items()}
-    counts = {kind: int(value + 1e-9) for kind, value in exact.items()}
-    by_remainder = sorted(counts, key=lambda kind: counts[kind] - exact[kind])
-    for kind in by_remainder[: rows - sum(counts.values())]:
-        counts[kind] += 1
-    return counts
 
 
 def annotated_rows(job: AnnotateJob, engine: Lasting) -> Iterator[dict[str, Any]]:

@@ -15,9 +15,8 @@ import chess
 from annotated_types import Ge, Gt
 
 from rookexp import boards, chess_text
-from rookexp.annotate import row_counts
 from rookexp.errors import DataError
-from rookexp.shares import shares_of
+from rookexp.shares import in_turns, shares_of
 from rookexp.tasks import positions
 
 KINDS = ("opening", "middlegame", "endgame")
@@ -74,13 +73,7 @@ class PositionMix:
         """
         rng = random.Random(f"{self.seed}/mix")
         seen: set[str] = set()
-        found: list[Found] = []
-        for kind, wanted in row_counts(count, self.shares).items():
-            for i in range(wanted):
-                # One more of one colour in a kind of odd number; the whole mix has at most one more.
-                turn = (len(found) % 2 == 0) if i == wanted - 1 and wanted % 2 else i % 2 == 0
-                found.append(self._new(kind, turn, rng, seen))
-        return found
+        return [self._new(kind, turn, rng, seen) for kind, turn in in_turns(count, self.shares)]
 
     def write(self, folder: Path) -> str:
         """Writes positions.jsonl, positions.json (the report) and positions.svg (the sheet); returns the report.

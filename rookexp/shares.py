@@ -1,9 +1,9 @@
-"""Shares of a whole, as a mapping in the configuration gives them."""
+"""Shares of a whole: as a mapping in the configuration gives them, and in rows."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from rookexp import check
 
@@ -25,3 +25,25 @@ def shares_of(key: str, given: Mapping[str, float], names: tuple[str, ...]) -> d
         listed = ", ".join(f"{name}: {share:g}" for name, share in shares.items() if share)
         raise check.refusal(key, f"{{{listed}}}", f"sums to {total:g}; allowed: shares that sum to 1")
     return shares
+
+
+def row_counts(rows: int, shares: Mapping[str, float]) -> dict[str, int]:
+    """How many of `rows` each name gets: its share rounded down, and one more for the largest remainders."""
+    exact = {name: share * rows for name, share in shares.items()}
+    counts = {name: int(value + 1e-9) for name, value in exact.items()}
+    by_remainder = sorted(counts, key=lambda name: counts[name] - exact[name])
+    for name in by_remainder[: rows - sum(counts.values())]:
+        counts[name] += 1
+    return counts
+
+
+def in_turns(rows: int, shares: Mapping[str, float]) -> Iterator[tuple[str, bool]]:
+    """The name of each of `rows` and whether it is White's to move, who is so in half of the rows of each name.
+
+    A name of odd number has one more of one colour; of all there is at most one more.
+    """
+    done = 0
+    for name, count in row_counts(rows, shares).items():
+        for i in range(count):
+            yield name, done % 2 == 0 if i == count - 1 and count % 2 else i % 2 == 0
+            done += 1

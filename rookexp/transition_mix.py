@@ -12,9 +12,8 @@ from typing import Annotated
 from annotated_types import Ge, Gt
 
 from rookexp import a_documents
-from rookexp.annotate import row_counts
 from rookexp.errors import DataError
-from rookexp.shares import shares_of
+from rookexp.shares import in_turns, shares_of
 from rookexp.tasks import positions
 
 RARE = ("mate", "draw", "promotion")  # found in constructed endgames
@@ -84,12 +83,7 @@ class TransitionMix:
 
     def _quotas(self, rows: int) -> Counter[tuple[str, bool]]:
         """How many documents of each class there are with each colour to move; of all at most one more for one."""
-        quotas: Counter[tuple[str, bool]] = Counter()
-        for kind, count in row_counts(rows, self.shares).items():
-            for i in range(count):
-                # One more of one colour in a class of odd number; all in all that evens out.
-                quotas[kind, (quotas.total() % 2 == 0) if i == count - 1 and count % 2 else i % 2 == 0] += 1
-        return quotas
+        return Counter(in_turns(rows, self.shares))
 
     def _found(self, left: Counter[tuple[str, bool]], rng: random.Random) -> dict[tuple[str, bool], list[str]]:
         """So many documents of each class and colour; `left` is afterwards 0."""

@@ -13,9 +13,10 @@ import chess
 import pytest
 
 from rookexp import annotate
-from rookexp.annotate import AnnotateJob, row_counts, shard_path
+from rookexp.annotate import AnnotateJob, shard_path
 from rookexp.errors import DataError, EngineError
 from rookexp.rewards.engine import Line, find_stockfish
+from rookexp.shares import row_counts
 from rookexp.tasks import positions
 
 QUOTAS = {"opening": 0.12, "middlegame": 0.22, "endgame": 0.16, "self_play": 0.5}  # those of conf/data.yaml

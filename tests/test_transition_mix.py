@@ -11,8 +11,8 @@ import hydra
 import pytest
 
 from rookexp import a_documents, composing, data, door
-from rookexp.annotate import row_counts
 from rookexp.errors import ConfigError, DataError
+from rookexp.shares import row_counts
 from rookexp.tasks import positions
 from rookexp.tasks.environment import EnvironmentPrompt, load_questions
 from rookexp.transition_mix import TransitionMix
