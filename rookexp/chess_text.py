@@ -24,6 +24,12 @@ FEN_WIDTH, MOVES_WIDTH, EVALS_WIDTH = 90, 30, 40
 HISTORY_PLIES = 10
 MAX_FEN_CHARS = 128  # longer strings are not positions
 ONGOING, WON, DRAWN, FAILED = 0.001, 1.0, 0.5, -1.0  # rewards of A documents, for the side that moved
+OUTCOMES: dict[tuple[float | None, bool | None, bool | None], str] = {  # by reward, terminated and truncated
+    (ONGOING, False, False): "ongoing",
+    (WON, True, False): "mate",
+    (DRAWN, True, False): "draw",
+    (FAILED, False, True): "failed",
+}
 WIN_LOGIT_PER_CP = 0.00368208
 
 MOVE = re.compile(r"[a-h][1-8][a-h][1-8][qrbn]?")

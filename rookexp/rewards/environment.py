@@ -7,11 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rookexp.chess_text import (
-    DRAWN,
     END_OF_TEXT,
-    FAILED,
-    ONGOING,
-    WON,
+    OUTCOMES,
     EnvironmentAnswer,
     FenMatch,
     Transition,
@@ -24,12 +21,6 @@ from rookexp.errors import DataError
 from rookexp.rewards.rows import Row, clamped, scored
 from rookexp.types import Prompt, Scores
 
-KINDS = {  # by reward, terminated and truncated
-    (ONGOING, False, False): "ongoing",
-    (WON, True, False): "mate",
-    (DRAWN, True, False): "draw",
-    (FAILED, False, True): "failed",
-}
 FEN_RIGHT, FEN_WRONG, FEN_SIMILAR, SUFFIX_NONE, SUFFIX_SIMILAR = 0.8, -0.8, 0.6, -0.2, 0.4
 FOUR_FIELDS, FIELD_FORMED = 0.01, 0.005
 SCHEMA_FEN = {"right": 0.5, "fullmove": -0.3, "wrong": -0.7}
@@ -156,7 +147,7 @@ def _diagnostics(given: Given, truth: Transition) -> Row:
         "fen_strict": float(given.fen.strict),
         "fen_lenient": float(given.fen.lenient),
         "fen_board": float(given.fen.board),
-        **{f"recall_{kind}": right if true == outcome else math.nan for outcome, kind in KINDS.items()},
+        **{f"recall_{kind}": right if true == outcome else math.nan for outcome, kind in OUTCOMES.items()},
     }
 
 

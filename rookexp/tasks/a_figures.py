@@ -11,7 +11,7 @@ import chess
 import numpy as np
 
 from rookexp import chess_text
-from rookexp.chess_text import DRAWN, FAILED, ONGOING, WON, EnvironmentAnswer
+from rookexp.chess_text import OUTCOMES, EnvironmentAnswer
 from rookexp.errors import DataError
 from rookexp.statistics import Values
 from rookexp.tasks.figures import Figure, Figures, Tally, bootstrapped
@@ -37,12 +37,6 @@ SLICES = (
     "check",
     ILLEGAL,
 )
-OUTCOMES = {  # reward, terminated, truncated
-    (ONGOING, False, False): "ongoing",
-    (WON, True, False): "mate",
-    (DRAWN, True, False): "draw",
-    (FAILED, False, True): "failed",
-}
 CLASSES = ("ongoing", "mate", "mate made by the move", "draw", "draw made by the move", "failed")
 
 
@@ -123,8 +117,6 @@ def _add_illegal(
 
 def _outcome(answer: EnvironmentAnswer) -> str | None:
     """The class of an answer, None where it is none."""
-    if answer.reward is None or answer.terminated is None or answer.truncated is None:
-        return None
     return OUTCOMES.get((answer.reward, answer.terminated, answer.truncated))
 
 
