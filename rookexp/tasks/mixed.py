@@ -50,13 +50,34 @@ class Sequenced(Task, Protocol):
 Ways = Mapping[str, Mapping[str, float | None]]  # by kind of prompt, what is sampled in another way than of all prompts
 
 
-class Mixed:
+class Several:
+    """Tasks by name; which of them a step asks is for the heirs to say."""
+
+    tasks: Mapping[str, Task]
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What `Prompt.task` may be."""
+        return tuple(dict.fromkeys(kind for task in self.tasks.values() for kind in task.kinds))
+
+    def gold(self, prompt: Prompt) -> str:
+        """The completion that earns the most, as the first task has it that asks prompts of this kind."""
+        return next(task for task in self.tasks.values() if prompt.task in task.kinds).gold(prompt)
+
+    def notes(self) -> list[str]:
+        """What the tasks have to say of the data that they have read."""
+        return [note for task in self.tasks.values() if isinstance(task, Noted) for note in task.notes()]
+
+
+class Mixed(Several):
     """Tasks that share every step by quota, not by chance.
 
     `shares`: of the `prompts` of a step. In any steps in a row the counts of two tasks are within one of their shares
     of all prompts; with K tasks they are within K - 1 from the start on. Each task goes on with its own sequence, so
     that what it promises of it stays true. `fixed`: every step asks what the first one does.
     """
+
+    tasks: Mapping[str, Sequenced]
 
     def __init__(
         self,
@@ -86,11 +107,6 @@ class Mixed:
             name = min(counts, key=counts.__getitem__)
             raise ConfigError(f"task.prompts={prompts}: leaves none for {name}; allowed: more, or order=epochs")
 
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """What `Prompt.task` may be."""
-        return tuple(dict.fromkeys(kind for task in self.tasks.values() for kind in task.kinds))
-
     def counts(self, step: int) -> dict[str, int]:
         """How many prompts each task has in a step."""
         return {name: end - start for name, (start, end) in self._places(step).items()}
@@ -106,14 +122,6 @@ class Mixed:
             return self.select(0)
         return tuple(prompt for task in self.tasks.values() for prompt in task.prompts())
 
-    def gold(self, prompt: Prompt) -> str:
-        """The completion that earns the most, as the prompt's task has it."""
-        return owner(self.tasks, prompt).gold(prompt)
-
-    def notes(self) -> list[str]:
-        """What the tasks have to say of the data that they have read."""
-        return notes_of(self.tasks)
-
     def _places(self, step: int) -> dict[str, tuple[int, int]]:
         """Where in its own sequence each task is before and after a step."""
         before, after = (self._used(steps * self.prompts_per_step) for steps in (step, step + 1))
@@ -128,7 +136,7 @@ class Mixed:
         return used
 
 
-class Phases:
+class Phases(Several):
     """Tasks one after another: phase i asks task `phases[i]` for `steps[i]` steps; the last may have null, all others.
 
     A task that comes again goes on where it was. Evaluated are the prompts of all of them, whatever the phase.
@@ -155,11 +163,6 @@ class Phases:
         self.total_steps = total_steps
         self.sampling = sampling
 
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """What `Prompt.task` may be."""
-        return tuple(dict.fromkeys(kind for task in self.tasks.values() for kind in task.kinds))
-
     def table(self) -> list[tuple[str, int, int]]:
         """Each phase that the run reaches: task, first step, and the step after its last; counted from 0."""
         rows, start = [], 0
@@ -183,21 +186,3 @@ class Phases:
         """What each task asks to evaluate the policy, once each."""
         asked = {prompt.text: prompt for task in self.tasks.values() for prompt in task.prompts()}
         return tuple(asked.values())
-
-    def gold(self, prompt: Prompt) -> str:
-        """The completion that earns the most, as the prompt's task has it."""
-        return owner(self.tasks, prompt).gold(prompt)
-
-    def notes(self) -> list[str]:
-        """What the tasks have to say of the data that they have read."""
-        return notes_of(self.tasks)
-
-
-def notes_of(tasks: Mapping[str, Task]) -> list[str]:
-    """The lines of all tasks that have some."""
-    return [note for task in tasks.values() if isinstance(task, Noted) for note in task.notes()]
-
-
-def owner(tasks: Mapping[str, Task], prompt: Prompt) -> Task:
-    """The first task that asks prompts of this kind."""
-    return next(task for task in tasks.values() if prompt.task in task.kinds)
