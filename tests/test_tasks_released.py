@@ -160,6 +160,14 @@ def test_a_row_without_a_text_says_why_and_where_all_are_such_no_more_are_asked_
         task_of(tmp_path, column="body")
 
 
+def test_space_before_an_end_of_text_makes_no_p_row_another(tmp_path: Path) -> None:
+    put(tmp_path, "jsonl", "train", [f"\n<|endoftext|>{text}" for text in TEXTS])
+    for share in (0.5, 1.0):
+        task, plain = task_of(tmp_path, p_share=share), task_of(HERE, p_share=share)
+        assert task.reading.counts == plain.reading.counts
+        assert task.prompts() == plain.prompts()
+
+
 def test_rows_without_a_prefix_are_a_rows() -> None:
     bare = [text for text in TEXTS if not text.startswith(("P: ", "A: "))]
     assert len(bare) >= 2

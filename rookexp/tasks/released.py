@@ -194,7 +194,7 @@ class RookWorld:
             if isinstance(text, shards.NoText):
                 self.reading.refuse(place, text.why)
                 continue
-            kind = "P" if text.removeprefix(END_OF_TEXT).lstrip().startswith("P: ") else "A"
+            kind = "P" if text.replace(END_OF_TEXT, "").lstrip().startswith("P: ") else "A"
             if all(full(part, kind) for part in wanted):
                 self.reading.counts["not needed"] += 1
                 continue
