@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import chess
 from annotated_types import Ge, Gt, Le
@@ -21,17 +21,7 @@ from rookexp.types import Prompt
 
 LISTED = 5  # malformed rows that are shown
 HASHED = ("validation", "test")
-
-
-class Taken(NamedTuple):
-    """The rows of a part."""
-
-    policy: list[Annotation]
-    environment: list[EnvironmentPrompt]
-
-    def of(self, kind: str) -> Sequence[Annotation] | Sequence[EnvironmentPrompt]:
-        """Those of P or A."""
-        return self.policy if kind == "P" else self.environment
+Taken = dict[str, list[Any]]  # the rows of a part: Annotations of P, EnvironmentPrompts of A
 
 
 @dataclass(slots=True)
@@ -111,13 +101,13 @@ class RookWorld:
         self._refuse_too_few(taken)
         self.missed = list(missed(taken, wanted))
         tasks: dict[str, dict[str, Sequenced]] = {}
-        for part, (policy, environment) in taken.items():
+        for part, of_kind in taken.items():
             tasks[part] = {}
             if "P" in self.shares:
                 tasks[part]["P"] = PolicyTask(
                     tokenizer,
-                    positions=policy,
-                    prompts=len(policy),
+                    positions=of_kind["P"],
+                    prompts=len(of_kind["P"]),
                     order="epochs",
                     colours=colours if part == "train" else "as_found",
                     style=style,
@@ -126,8 +116,8 @@ class RookWorld:
             if "A" in self.shares:
                 tasks[part]["A"] = EnvironmentTask(
                     tokenizer,
-                    positions=environment,
-                    prompts=len(environment),
+                    positions=of_kind["A"],
+                    prompts=len(of_kind["A"]),
                     order="epochs",
                     moves="legal",
                     legality="legacy",
@@ -181,12 +171,12 @@ class RookWorld:
         part_of: Callable[[str], str | None],
     ) -> dict[str, Taken]:
         """The rows of each part, until there are as many of each kind as wanted; counts what became of every row."""
-        taken: dict[str, Taken] = {part: Taken([], []) for part in wanted}
+        taken: dict[str, Taken] = {part: {"P": [], "A": []} for part in wanted}
         seen: set[Annotation | EnvironmentPrompt] = set()
 
         def full(part: str, kind: str) -> bool:
             limit = wanted[part].get(kind, 0)
-            return limit is not None and len(taken[part].of(kind)) >= limit
+            return limit is not None and len(taken[part][kind]) >= limit
 
         for place, text in texts:
             if all(full(part, kind) for part in wanted for kind in "PA"):
@@ -218,11 +208,9 @@ class RookWorld:
                 seen.add(row)
                 self.kept[key] = part
                 self.reading.counts[f"{kind} for {part}"] += 1
+                taken[part][kind].append(row)
                 if isinstance(row, Annotation):
-                    taken[part].policy.append(row)
                     self.labels[row] = label
-                else:
-                    taken[part].environment.append(row)
         return taken
 
     def _refuse_too_few(self, taken: Mapping[str, Taken]) -> None:
@@ -232,7 +220,7 @@ class RookWorld:
             raise DataError(f"{self.data}: no row is a document, all {count} are malformed; {first}")
         for part, rows in taken.items():
             for kind in self.shares:
-                if not rows.of(kind):
+                if not rows[kind]:
                     said = f"{self.data}: no {kind} rows for {part}; give more rows, or only those of the other kind"
                     other = f"{said} (task.p_share={int(kind == 'A')})"
                     raise DataError("; ".join([other, *self.reading.notes()]))
@@ -242,7 +230,7 @@ def missed(taken: Mapping[str, Taken], wanted: Mapping[str, Mapping[str, int | N
     """A line for each part that has fewer rows of a kind than were asked for."""
     for part, rows in taken.items():
         asked = {kind: count for kind, count in wanted[part].items() if count is not None}
-        found = {kind: len(rows.of(kind)) for kind in asked}
+        found = {kind: len(rows[kind]) for kind in asked}
         if found != asked:
             few, many = (" and ".join(f"{count} {kind}" for kind, count in each.items()) for each in (found, asked))
             key = "task.rows" if part == "train" else "task.eval_rows"
