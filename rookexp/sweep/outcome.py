@@ -84,8 +84,7 @@ def one_line(error: BaseException) -> str:
 
 def figures(found: Outcome, plan: Plan) -> dict[str, float]:
     """A run's figures, those that the sweep asks for among them, where they are finite."""
-    names = [*plan.settings.objectives, *(name for name, _, _ in plan.settings.bounds)]
-    values = runs.figures(found.rows) | {name: figure(found.rows, name) for name in names}
+    values = runs.figures(found.rows) | {name: figure(found.rows, name) for name in plan.settings.figures}
     return {name: value for name, value in values.items() if math.isfinite(value)}
 
 

@@ -57,14 +57,13 @@ def feasible(trial: FrozenTrial) -> bool:
 
 def ranked(plan: Plan, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     """Complete trials: those that keep the constraints first, then by the first objective, best first."""
-    sign = -1 if next(iter(plan.settings.objectives.values())) == "maximize" else 1
-    return sorted(complete(trials), key=lambda t: (not feasible(t), sign * t.values[0]))
+    return sorted(complete(trials), key=lambda t: (not feasible(t), plan.settings.signs[0] * t.values[0]))
 
 
 def best(plan: Plan, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     """The best trial; with several objectives all that no other is better than in one and as good in the others."""
     candidates = [trial for trial in ranked(plan, trials) if feasible(trial)]
-    signs = [-1 if direction == "maximize" else 1 for direction in plan.settings.objectives.values()]
+    signs = plan.settings.signs
     if len(signs) == 1:
         return candidates[:1]
     costs = {t.number: [sign * value for sign, value in zip(signs, t.values, strict=True)] for t in candidates}
@@ -102,7 +101,6 @@ def row(plan: Plan, trial: FrozenTrial) -> dict[str, Any]:
     jobs = plan.jobs(trial.number)
     point = plan.space.snapped(trial.params or trial.system_attrs["fixed_params"])
     known = trial.user_attrs.get(study.FIGURES, {})
-    wanted = dict.fromkeys([*plan.settings.objectives, *(name for name, _, _ in plan.settings.bounds), *FIRST])
     found = {
         "trial": trial.number,
         "state": trial.state.name.lower(),
@@ -111,7 +109,7 @@ def row(plan: Plan, trial: FrozenTrial) -> dict[str, Any]:
         **{f"params_{key}": value for key, value in point.items()},
         "seeds": len(known),
     }
-    for name in wanted:
+    for name in dict.fromkeys([*plan.settings.figures, *FIRST]):
         values = spread(plan, known, name)
         if math.isfinite(values.value):
             found |= {name: values.value, f"{name}_low": values.low, f"{name}_high": values.high}
@@ -138,7 +136,7 @@ def summary(plan: Plan, trials: Sequence[FrozenTrial]) -> dict[str, Any]:
 
 def line(plan: Plan, trial: FrozenTrial) -> str:
     """What is said when a trial has ended."""
-    point = " ".join(plan.space.overrides(plan.space.snapped(trial.params)))
+    point = " ".join(plan.space.overrides(trial.params))
     said = trial.user_attrs.get(study.REASON) or ", ".join(
         f"{name} {interval_text(spread(plan, trial.user_attrs[study.FIGURES], name))}"
         for name in plan.settings.objectives
@@ -259,7 +257,7 @@ def importance(plan: Plan, book: Book, trials: Sequence[FrozenTrial]) -> dict[st
     if len(done) < 3 or max(values) == min(values):
         return {}
     if not all(isinstance(param, Listed) for param in plan.space.params):
-        sign = -1 if next(iter(plan.settings.objectives.values())) == "maximize" else 1  # low targets are good there
+        sign = plan.settings.signs[0]  # low targets are good there
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that it is new, and that low targets are meant
@@ -306,7 +304,7 @@ def closing(plan: Plan, book: Book, trials: Sequence[FrozenTrial]) -> list[str]:
             f"nothing separates the {len(done)} points: {names} the same in all; what varies has no effect here"
         )
     for trial in [] if equal or mixed else best(plan, trials):
-        point = " ".join(plan.space.overrides(plan.space.snapped(trial.params)))
+        point = " ".join(plan.space.overrides(trial.params))
         ties = "" if several else ", ".join(str(t.number) for t in done if t.values == trial.values and t is not trial)
         same = f"; as good: trial {ties}" if ties else ""
         lines.append(f"{'not dominated' if several else 'best'}: trial {trial.number}, {point}{same}")

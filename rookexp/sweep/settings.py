@@ -57,6 +57,11 @@ class Settings:
         return dict(zip(names, directions, strict=True))
 
     @property
+    def signs(self) -> list[int]:
+        """What each objective is multiplied by, so that less is better."""
+        return [-1 if direction == "maximize" else 1 for direction in self.objectives.values()]
+
+    @property
     def bounds(self) -> list[tuple[str, Literal["<=", ">="], float]]:
         """The constraints as figure, relation and number.
 
@@ -72,6 +77,11 @@ class Settings:
                 allowed = "allowed: a figure, <= or >=, and a number, as in 'kl <= 0.5'"
                 raise check.refusal(f"{PREFIX}.constraints", text, allowed) from error
         return found  # type: ignore[return-value]
+
+    @property
+    def figures(self) -> list[str]:
+        """What the objectives and the constraints are about; one may come twice."""
+        return [*self.objectives, *(name for name, _, _ in self.bounds)]
 
     @property
     def prunes(self) -> bool:

@@ -20,13 +20,14 @@ from rookexp.run_info import write_atomic
 from rookexp.sweep import job, liveness
 from rookexp.sweep.liveness import Worker
 from rookexp.sweep.settings import Settings
-from rookexp.sweep.space import Point, Scalar, Space
+from rookexp.sweep.space import Scalar, Space
 from rookexp.sweep.storage import JOURNAL, storage_of
 
 NOTE, CONFIG = "sweep.json", "multirun.yaml"
 # Attributes of a trial.
 OWNER, REASON, FIGURES, SAME_AS, VOID = "owner", "reason", "figures", "same_as", "void"
 FREE = (*runs.RUN_ONLY, "hardware", "seed")  # keys of a run's config that may differ between two starts of a sweep
+ANOTHER_NAME = "type another name, as in sweep.study_name=NAME"
 TWICE = 10  # draws of known points in a row after which the first unknown one is taken
 
 
@@ -156,7 +157,7 @@ class Book:
             if not waiting and full:
                 return None
             if not waiting and known >= TWICE and self.space.size < math.inf:
-                self._enqueue(next(p for p in self.space.points() if tuple(p.values()) not in counted))
+                self.study.enqueue_trial(next(p for p in self.space.points() if tuple(p.values()) not in counted))
             self.study.sampler = self.plan.settings.make_sampler(len(trials))
             number = self.study.ask(self.space.distributions()).number
             trial = self.study.get_trials(deepcopy=False)[number]
@@ -173,10 +174,7 @@ class Book:
         there = {key_of(self.space, trial) for trial in self.trials()}
         for point in self.space.grid():
             if tuple(point.values()) not in there:
-                self._enqueue(point)
-
-    def _enqueue(self, point: Point) -> None:
-        self.study.enqueue_trial(dict(point))
+                self.study.enqueue_trial(point)
 
 
 def key_of(space: Space, trial: FrozenTrial) -> tuple[Scalar, ...]:
@@ -195,7 +193,7 @@ def opened(plan: Plan, worker: Worker) -> Book:
     except (ValueError, KeyError) as error:  # of JSON, of UTF-8, of a record that is not there
         raise ConfigError(
             f"{plan.folder}: {NOTE} and {'the database' if plan.url else JOURNAL} do not make a study ({error}); "
-            f"its runs are whole, and rookexp.compare reads them; to run the sweep anew {another_name()}"
+            f"its runs are whole, and rookexp.compare reads them; to run the sweep anew {ANOTHER_NAME}"
         ) from error
 
 
@@ -241,7 +239,7 @@ def refuse_other(plan: Plan, before: Mapping[str, Any]) -> None:
             if old.get(key) != new.get(key) and key.split(".")[0] not in FREE:
                 differs.append(f"{key} was {old.get(key, 'absent')}, now {new.get(key, 'absent')}")
     if differs:
-        raise ConfigError(f"{plan.folder} holds another sweep: {'; '.join(differs)}; {another_name()}")
+        raise ConfigError(f"{plan.folder} holds another sweep: {'; '.join(differs)}; {ANOTHER_NAME}")
 
 
 def refuse_outside(plan: Plan, before: Mapping[str, Any], old: Book) -> None:
@@ -256,7 +254,7 @@ def refuse_outside(plan: Plan, before: Mapping[str, Any], old: Book) -> None:
     if outside:
         raise ConfigError(
             f"{plan.folder} holds runs that are not in the space any more ({', '.join(outside)}): "
-            f"{'; '.join(changed)}; give their values too, or {another_name()}"
+            f"{'; '.join(changed)}; give their values too, or {ANOTHER_NAME}"
         )
     if any(trial.state == TrialState.RUNNING and not old._left(trial) for trial in run):
         raise ConfigError(
@@ -291,8 +289,3 @@ def moved(old: Book, directions: Sequence[str]) -> str:
             )
         )
     return name
-
-
-def another_name() -> str:
-    """What to type for a sweep of its own."""
-    return "type another name, as in sweep.study_name=NAME"

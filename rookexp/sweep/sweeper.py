@@ -9,7 +9,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobStatus
@@ -65,46 +64,44 @@ def planned(arguments: Sequence[str], config: DictConfig, context: HydraContext)
     subdir = OmegaConf.to_container(config.hydra.sweep, resolve=False)["subdir"]  # type: ignore[call-overload, index]
     if subdir != SUBDIR:
         raise ConfigError(f"hydra.sweep.subdir={subdir}: runs lie under their numbers; allowed: hydra.sweep.dir=FOLDER")
-    if own.prunes and own.prune_on == "step" and next(iter(own.objectives.values())) == "minimize":
+    if own.prunes and own.prune_on == "step" and "minimize" in own.objectives.values():
         raise ConfigError(
             f"{PREFIX}.direction=minimize with a pruner that looks at the greedy reward after each step, where more is "
             f"better; allowed: {PREFIX}.prune_on=seed, which looks at the objective, or pruner=none"
         )
     found.part(own.baseline or {}, f"{PREFIX}.baseline")
-    points = own.n_trials is not None or found.grid()
-    seed, fixed = taken(found.fixed, SEED)
-    found = space.Space(found.params, tuple(fixed))
+    grid = found.grid() if own.n_trials is None else []
+    typed = found.fixed
+    found = space.Space(found.params, tuple(text for text in typed if resume.key_of(text) != SEED))
     own.make_sampler(0)
     own.make_pruner()
-    probe(found, config, context, own.n_trials is None and points)
-    base = context.config_loader.load_sweep_config(config, list(fixed))
+    probe(found, config, context, grid)
+    base = context.config_loader.load_sweep_config(config, list(found.fixed))
     if OmegaConf.select(base, "hardware.grow") == "batch":
         raise ConfigError(job.GROWS)
     return Plan(
         settings=own,
         space=found,
-        seeds=own.seeds_of(whole(seed) if seed is not None else None),
+        seeds=own.seeds_of(seed_of(typed)),
         folder=Path(str(config.hydra.sweep.dir)).absolute(),
         config=redacted({str(k): v for k, v in OmegaConf.to_container(base).items() if k != "hydra"}),  # type: ignore[union-attr]
         url=OmegaConf.to_container(config.hydra.sweeper, resolve=False)["storage"],  # type: ignore[call-overload, index]
     )
 
 
-def taken(overrides: Sequence[str], key: str) -> tuple[str | None, list[str]]:
-    """The value that one key is given, and the other overrides."""
-    values = [text.partition("=")[2] for text in overrides if resume.key_of(text) == key]
-    return (values[-1] if values else None), [text for text in overrides if resume.key_of(text) != key]
+def seed_of(overrides: Sequence[str]) -> int | None:
+    """The number of `seed=`; None where it is not typed."""
+    texts = [text.partition("=")[2] for text in overrides if resume.key_of(text) == SEED]
+    if texts and not texts[-1].isdigit():
+        raise ConfigError(f"{SEED}={texts[-1]}: allowed: an integer >= 0")
+    return int(texts[-1]) if texts else None
 
 
-def whole(text: str) -> int:
-    """The number of `seed=`."""
-    if not text.isdigit():
-        raise ConfigError(f"{SEED}={text}: allowed: an integer >= 0")
-    return int(text)
+def probe(found: space.Space, config: DictConfig, context: HydraContext, grid: Sequence[space.Point]) -> None:
+    """Refuses a space of which no point makes a configuration, as with a misspelt key; single ones may fail later.
 
-
-def probe(found: space.Space, config: DictConfig, context: HydraContext, grid: Any) -> None:
-    """Refuses a space of which no point makes a configuration, as with a misspelt key; single ones may fail later."""
+    Probed are the points of the grid; without one the first values of all parameters, and the last.
+    """
     first_error: Exception | None = None
     edges = [{p.key: p.edges[end] for p in found.params} for end in (0, -1)]
     for point in (grid or edges)[:PROBED]:
@@ -276,7 +273,7 @@ class Sweep:
         state, reason = outcome.judged(found, trial.user_attrs.get(job.PRUNED))
         values = None
         if state == TrialState.COMPLETE:
-            names = [*self.plan.settings.objectives, *(name for name, _, _ in self.plan.settings.bounds)]
+            names = self.plan.settings.figures
             missing = next(((s, n) for s in known for n in names if n not in known[s]), None)
             if missing is not None:
                 seed, name = missing
