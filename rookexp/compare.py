@@ -165,9 +165,9 @@ def table(comparison: Comparison, *, short: bool = False, wraps: bool = False) -
                 else f" [{wording.signed(beside.interval.low)}, {wording.signed(beside.interval.high)}]"
             )
             amount, word = f"{wording.signed(beside.interval.value)}{bounds} n {beside.n}", beside.said
-        judged = [run.summary["verdict"]["passed"] for run in point.runs if run.summary.get("verdict")]
         done, total, seconds = len(point.finished), len(point.runs), point.interval("seconds").value
         behind = [wording.number(point.interval(name).value) for name in figures]
+        judged = point.verdicts
         behind += [f"{sum(judged)}/{len(judged)}" if judged else "-", duration(seconds) if seconds >= 0 else "-"]
         made.add_row(
             escape(point.name),

@@ -18,7 +18,8 @@ from rookexp.run_info import write_atomic
 MAX_ANSWERED = 40  # points whose answers are in the page
 MAX_PROMPTS = 8
 SHOWN_AT_FIRST = 6  # points whose curves are drawn in colour when the page opens
-NAV = ("Points", "Curves", "Answers", "Settings", "Runs", "Failures")
+NAV = [(name, f"at-{name.lower()}") for name in ("Points", "Curves", "Answers", "Settings", "Runs")]
+NAV.append(("Failures", "at-ends"))
 
 
 def write(comparison: Comparison, path: Path) -> None:
@@ -40,10 +41,8 @@ def html(comparison: Comparison) -> str:
         "legend": "".join(f"<p>{escape(line).replace('`', '')}</p>" for line in wording.LEGEND),
         "data": _script_safe(json.dumps(_data(comparison), separators=(",", ":"), allow_nan=False)),
     }
-    places = {"Failures": "at-ends"}
-    nav = [(name, places.get(name, f"at-{name.lower()}")) for name in NAV]
     body = Template(_asset("page.html")).substitute(parts)
-    return whole(comparison.title, "compare", nav, body, script=_asset("page.js"))
+    return whole(comparison.title, "compare", NAV, body, script=_asset("page.js"))
 
 
 def whole(title: str, door: str, nav: Sequence[tuple[str, str]], body: str, *, script: str) -> str:

@@ -67,10 +67,10 @@ def points_table(comparison: Comparison) -> str:
         done, total = len(point.finished), len(point.runs)
         cells.append(_td(str(done) if done == total else f'<span class="badge bad">{done} of {total}</span>', done))
         for figure in figures:
-            cells.append(_figure(point, figure, None if base else comparison.beside[point.name].get(figure)))
+            beside = None if base else comparison.beside[point.name].get(figure)
+            cells.append(_figure(point, figure, beside))
             if figure == comparison.main:
                 cells.append(_td(_forest(point, comparison.baseline, figure, scale), 0))
-                beside = None if base else comparison.beside[point.name].get(figure)
                 cells.append(_word(beside, base, comparison.minimized))
         cells.append(_td(*_passed(point)))
         rows.append(f'<tr data-row="{index}"{" class=base" if base else ""}>{"".join(cells)}</tr>')
@@ -132,10 +132,10 @@ def _setting(point: Point, base: Point, key: str) -> str:
 
 
 def _passed(point: Point) -> tuple[str, float]:
-    judged = [run.summary["verdict"] for run in point.runs if run.summary.get("verdict")]
+    judged = point.verdicts
     if not judged:
         return "-", math.nan
-    count = sum(bool(verdict["passed"]) for verdict in judged)
+    count = sum(judged)
     kind = "good" if count == len(judged) else "bad" if not count else "unsure"
     return f'<span class="badge {kind}">{count} of {len(judged)} pass</span>', count / len(judged)
 
@@ -182,13 +182,9 @@ def runs_table(comparison: Comparison) -> str:
             reason = f"<small>{escape(run.reason)}</small>" if run.reason else ""
             verdict = run.summary.get("verdict")
             failed = [_criterion(line) for line in verdict["reasons"] if line.startswith("FAIL")] if verdict else []
-            said = (
-                "-"
-                if not verdict
-                else "PASS"
-                if verdict["passed"]
-                else f"FAIL<small>{escape(', '.join(failed))}</small>"
-            )
+            said = f"FAIL<small>{escape(', '.join(failed))}</small>"
+            if not verdict or verdict["passed"]:
+                said = "PASS" if verdict else "-"
             cells = [
                 f'<th scope="row" data-sort="{escape(run.folder.name)}">{escape(run.folder.name)}</th>',
                 _td(escape(point.name), index), _td("-" if run.seed is None else str(run.seed), run.seed or 0),
@@ -241,11 +237,8 @@ def ends(comparison: Comparison) -> str:
     criteria: dict[str, list[str]] = {}
     for point in comparison.points:
         for run in point.runs:
-            place = (
-                f"{run.folder.name} ({point.name}, step {run.rows[-1]['step']})"
-                if run.rows
-                else f"{run.folder.name} ({point.name}, no step)"
-            )
+            step = f"step {run.rows[-1]['step']}" if run.rows else "no step"
+            place = f"{run.folder.name} ({point.name}, {step})"
             if run.status != "finished":
                 why = run.reason or ("still running, or killed" if run.status == "running" else "no reason noted")
                 reasons.setdefault(f"{run.status}: {why}", []).append(place)

@@ -71,6 +71,11 @@ class Point:
         pairs = zip(self.runs, self.figures, strict=True)
         return {run.seed or 0: own[figure] for run, own in pairs if run.status == "finished" and figure in own}
 
+    @property
+    def verdicts(self) -> list[bool]:
+        """Whether each run that was judged has passed."""
+        return [bool(run.summary["verdict"]["passed"]) for run in self.runs if run.summary.get("verdict")]
+
     def interval(self, figure: str) -> Interval:
         """Mean over the seeds of finished runs, with Student's t interval."""
         return statistics.mean(list(self.by_seed(figure).values()))
@@ -211,14 +216,12 @@ def _one_a_seed(group: Sequence[Run], notes: list[str]) -> list[Run]:
     """One run a seed in the seeds' order: of several the one that finished, else the last."""
     kept: dict[int | None, Run] = {}
     for run in group:
-        other = kept.get(run.seed)
-        if other is not None:
-            better = other if other.status == "finished" and run.status != "finished" else run
-            left = run if better is other else other
+        other = kept.setdefault(run.seed, run)
+        if other is not run:
+            keeps = other.status == "finished" and run.status != "finished"
+            better, left = (other, run) if keeps else (run, other)
             notes.append(f"{left.folder.name} is left out: {better.folder.name} has the same settings and seed")
             kept[run.seed] = better
-        else:
-            kept[run.seed] = run
     return sorted(kept.values(), key=lambda run: (run.seed is None, run.seed or 0))
 
 
@@ -306,19 +309,15 @@ def _notes(points: Sequence[Point], varying: Mapping[str, tuple[Any, ...]]) -> l
         )
     if len({point.prompts for point in points}) > 1:
         notes.append("not all evaluations ask the same prompts; rewards are compared only where they do")
-    for key in varying:
-        if key.split(".")[0] == "reward":
-            notes.append(f"{key} differs: rewards under it are not on one scale and are not compared")
-            break
+    if key := next((key for key in varying if key.split(".")[0] == "reward"), None):
+        notes.append(f"{key} differs: rewards under it are not on one scale and are not compared")
     if any(key.split(".")[0] == "hardware" for key in varying):
         notes.append("the hardware settings differ, and with them the times")
-    if "steps" in varying or len({own.get("steps") for point in points for own in _of_finished(point)}) > 1:
+    ends = ((run, own) for point in points for run, own in zip(point.runs, point.figures, strict=True))
+    steps = {own.get("steps") for run, own in ends if run.status == "finished"}
+    if "steps" in varying or len(steps) > 1:
         notes.append("the runs have different numbers of steps: a longer one had more to learn from")
     return notes
-
-
-def _of_finished(point: Point) -> list[dict[str, float]]:
-    return [own for run, own in zip(point.runs, point.figures, strict=True) if run.status == "finished"]
 
 
 def _json(path: Path) -> dict[str, Any]:

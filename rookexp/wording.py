@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 from typing import get_args
 
 from rookexp import points, runs, statistics
@@ -65,15 +67,18 @@ def seeds(n: int) -> str:
 
 def settings(point: Point) -> str:
     """The point's settings that vary, as typed, the first few."""
-    listed = [points.label(key, value) for key, value in point.settings.items() if value != runs.ABSENT]
-    more = len(listed) - SHOWN_SETTINGS
-    return ", ".join(listed[:SHOWN_SETTINGS]) + (f" and {more} more" if more > 0 else "")
+    return _first([points.label(key, value) for key, value in point.settings.items() if value != runs.ABSENT])
 
 
 def changes(base: Point, other: Point) -> list[tuple[str, str, str]]:
     """Key, the baseline's value and the other's, of every setting in which the two differ."""
     keys = [key for key in base.settings if repr(base.settings[key]) != repr(other.settings[key])]
     return [(key, points.text(base.settings[key]), points.text(other.settings[key])) for key in keys]
+
+
+def _first(items: Sequence[str], more: str = "more", most: int = SHOWN_SETTINGS) -> str:
+    left = len(items) - most
+    return ", ".join(items[:most]) + (f" and {left} {more}" if left > 0 else "")
 
 
 def _one(point: Point, figure: str) -> list[str]:
@@ -90,10 +95,8 @@ def _one(point: Point, figure: str) -> list[str]:
 
 
 def _two(base: Point, other: Point, comparison: Comparison) -> list[str]:
-    listed = changes(base, other)
-    shown = ", ".join(f"{key} {before} → {after}" for key, before, after in listed[:SHOWN_SETTINGS])
-    more = f" and {len(listed) - SHOWN_SETTINGS} more keys" if len(listed) > SHOWN_SETTINGS else ""
-    lines = [f"{other.name} differs from {base.name} in {shown}{more}."]
+    shown = _first([f"{key} {before} → {after}" for key, before, after in changes(base, other)], "more keys")
+    lines = [f"{other.name} differs from {base.name} in {shown}."]
     found = comparison.beside[other.name].get(comparison.main)
     lines.append(_judged(base, other, comparison.main, found))
     if isinstance(found, Difference) and found.n < statistics.MIN_SEEDS:
@@ -174,9 +177,8 @@ def _many(comparison: Comparison) -> list[str]:
     lines = []
     varied = {key: len({repr(p.settings[key]) for p in comparison.points}) for key in base.settings}
     if varied:
-        shown = ", ".join(f"{key} ({count} values)" for key, count in list(varied.items())[:SHOWN_SETTINGS])
-        more = f" and {len(varied) - SHOWN_SETTINGS} more keys" if len(varied) > SHOWN_SETTINGS else ""
-        lines.append(f"{len(comparison.points)} points differ in {shown}{more}.")
+        shown = _first([f"{key} ({count} values)" for key, count in varied.items()], "more keys")
+        lines.append(f"{len(comparison.points)} points differ in {shown}.")
     if not measured:
         return [*lines, f"No finished run has a {figure}: there is nothing to judge.", *_failed(comparison.points)]
     if base in measured:  # rewards for other prompts are on no common scale
@@ -203,8 +205,7 @@ def _many(comparison: Comparison) -> list[str]:
             if statistics.compared(point.by_seed(figure), best.by_seed(figure)).said in ("within noise", "identical")
         ]
         if alike:
-            listed = ", ".join(alike[:8]) + (f" and {len(alike) - 8} more" if len(alike) > 8 else "")
-            lines.append(f"Not shown to be worse than {best.name}, by plain 95 % intervals: {listed}.")
+            lines.append(f"Not shown to be worse than {best.name}, by plain 95 % intervals: {_first(alike, most=8)}.")
     return lines + _failed(comparison.points)
 
 
@@ -220,13 +221,8 @@ def _counted(comparison: Comparison) -> str:
     return f"Of {len(found)} points beside the baseline {point}, by {comparison.main}: {', '.join(parts)}."
 
 
-def _failed(found: list[Point] | tuple[Point, ...]) -> list[str]:
+def _failed(found: Sequence[Point]) -> list[str]:
     total = sum(len(point.runs) for point in found)
-    missing = total - sum(len(point.finished) for point in found)
-    states: dict[str, int] = {}
-    for point in found:
-        for run in point.runs:
-            if run.status != "finished":
-                states[run.status] = states.get(run.status, 0) + 1
+    states = Counter(run.status for point in found for run in point.runs if run.status != "finished")
     listed = ", ".join(f"{count} {status}" for status, count in states.items())
-    return [f"{missing} of {total} runs did not finish ({listed})."] if missing else []
+    return [f"{states.total()} of {total} runs did not finish ({listed})."] if states else []
