@@ -113,14 +113,12 @@ def run_rows(point: Point) -> list[dict[str, Any]]:
 
 def show(comparison: Comparison, file: IO[str] | None = None) -> None:
     """Prints what differs and whether it is real, then the table; plain text where nobody watches."""
-    from rich.console import Console
-
     from rookexp import wording
+    from rookexp.console import reader
 
-    out = sys.stdout if file is None else file
-    console = Console(file=out) if out.isatty() else Console(file=out, no_color=True, width=PLAIN_WIDTH)
+    console = reader(file, PLAIN_WIDTH)
     for line in (*wording.said(comparison), *(f"note: {note}" for note in comparison.notes)):
-        console.print(line, soft_wrap=not out.isatty(), highlight=False, markup=False)
+        console.print(line, soft_wrap=not console.file.isatty(), highlight=False, markup=False)
     tables = [table(comparison), table(comparison, short=True), table(comparison, short=True, wraps=True)]
     console.print(next((made for made in tables if _fits(made, console)), tables[-1]))
     left = len(comparison.points) - SHOWN_ROWS

@@ -7,11 +7,12 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge, Gt
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.live import Live
     from rich.progress import Progress
 
@@ -104,6 +105,18 @@ class ConsoleTracker:
         assert self._progress is not None
         self._progress.update(self._progress.task_ids[0], completed=step)
         self._live.update(Group(self._progress, Text(self._line(step, self._latest))))
+
+
+def reader(file: IO[str] | None, width: int) -> Console:
+    """Where a person reads, standard output unless it is another file: with colours in a terminal, else plain text of
+    `width` columns, whatever FORCE_COLOR says.
+    """
+    from rich.console import Console
+
+    out = sys.stdout if file is None else file
+    if out.isatty():
+        return Console(file=out)
+    return Console(file=out, force_terminal=False, no_color=True, color_system=None, width=width)
 
 
 def duration(seconds: float) -> str:

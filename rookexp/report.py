@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from rookexp.console import duration
+from rookexp.console import duration, reader
 from rookexp.verdict import WINDOW, Rows, Verdict, column, moving_average
 
 if TYPE_CHECKING:
@@ -60,13 +59,7 @@ def show(
     rows: Rows, completions: Rows, verdict: Verdict | None, folder: Path, *, samples: int, file: IO[str] | None = None
 ) -> None:
     """Writes the report to `file` (standard output): with colours to a terminal, as plain text elsewhere."""
-    from rich.console import Console
-
-    out = sys.stdout if file is None else file
-    if out.isatty():
-        console = Console(file=out)
-    else:
-        console = Console(file=out, force_terminal=False, no_color=True, color_system=None, width=PLAIN_WIDTH)
+    console = reader(file, PLAIN_WIDTH)
     for part in renderables(rows, completions, verdict, folder, samples=samples):
         console.print(part, soft_wrap=isinstance(part, str), highlight=False, markup=False)
 

@@ -186,6 +186,12 @@ def test_a_reader_who_has_gone_does_not_keep_the_files_from_being_written(tmp_pa
     assert (tmp_path / "out" / "compare.html").is_file()
 
 
+def test_a_file_gets_plain_text_whatever_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    compare.show(points.compare([sweep(tmp_path, points=3, seeds=3)]), seen := io.StringIO())
+    assert "\x1b" not in seen.getvalue()
+
+
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_a_narrow_terminal_loses_no_point_and_no_word(
     width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

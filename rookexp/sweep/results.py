@@ -18,6 +18,7 @@ from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import FrozenTrial, TrialState
 
 from rookexp import check, compare, points, runs, statistics
+from rookexp.console import reader
 from rookexp.errors import DataError
 from rookexp.report import PLAIN_WIDTH
 from rookexp.run_info import plain, write_atomic
@@ -279,10 +280,7 @@ def importance(plan: Plan, book: Book, trials: Sequence[FrozenTrial]) -> dict[st
 
 def show(plan: Plan, book: Book, file: IO[str] | None = None) -> None:
     """Writes the end of a sweep: the table, the best point, what matters, and where to look on."""
-    from rich.console import Console
-
-    out = sys.stdout if file is None else file
-    console = Console(file=out) if out.isatty() else Console(file=out, no_color=True, width=PLAIN_WIDTH)
+    console = reader(file, PLAIN_WIDTH)
     trials = book.trials()
     console.print(table(plan, trials), highlight=False)
     for text in closing(plan, book, trials):
