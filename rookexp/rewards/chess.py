@@ -11,7 +11,6 @@ import chess
 from annotated_types import Ge
 
 from rookexp.chess_text import (
-    MAX_LINES,
     Annotation,
     PolicyAnswer,
     board_of,
@@ -145,7 +144,7 @@ def candidates_component(answer: PolicyAnswer, truth: Annotation, legal: frozens
     """
     if not answer.moves:
         return NO_CANDIDATES
-    listed, engine = set(answer.moves) & legal, set(truth.moves[:MAX_LINES])
+    listed, engine = set(answer.moves) & legal, set(truth.moves)
     illegal = len(answer.moves) - sum(answer.legality(legal))
     return max(-1.0, len(listed & engine) / len(listed | engine) - ILLEGAL_CANDIDATE * illegal)
 
@@ -181,7 +180,7 @@ def eval_distance(given_cp: int, true_cp: int) -> float:
 
 def known_evals(truth: Annotation) -> dict[str, int]:
     """The evaluation in centipawns of each of the engine's lines, by its move."""
-    return dict(zip(truth.moves[:MAX_LINES], truth.evals_cp, strict=False))
+    return dict(zip(truth.moves, truth.evals_cp, strict=True))
 
 
 def _argmax_share(answer: PolicyAnswer, engine_best: str) -> float:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from annotated_types import Le
 
-from rookexp.chess_text import MAX_LINES, MOVE, PolicyAnswer, Transition
+from rookexp.chess_text import MOVE, PolicyAnswer, Transition
 from rookexp.rewards.chess import Asked, known_evals, score_p
 from rookexp.rewards.environment import Given, score_a
 from rookexp.rewards.judges import listed_share, mean_over_lines
@@ -51,9 +51,9 @@ class AdditivePolicy:
 
     def _row(self, answer: PolicyAnswer, asked: Asked) -> Row:
         best = float(is_best(answer, asked))
-        candidates = listed_share(answer, asked.truth.moves[:MAX_LINES])
+        candidates = listed_share(answer, asked.truth.moves)
         evals = mean_over_lines(answer, asked, lambda given, true: max(0.0, 1.0 - abs(given - true)))
-        complete = len(answer.moves) == len(asked.truth.moves[:MAX_LINES])
+        complete = len(answer.moves) == len(asked.truth.moves)
         if asked.formed(answer):
             reward = math.fsum((FORMED, COMPLETE * complete, CANDIDATES * candidates, EVALS * evals, BEST * best))
         else:
@@ -83,7 +83,7 @@ class GraduatedPolicy:
 
     def _row(self, answer: PolicyAnswer, asked: Asked) -> Row:
         best = float(is_best(answer, asked))
-        candidates = listed_share(answer, asked.truth.moves[:MAX_LINES])
+        candidates = listed_share(answer, asked.truth.moves)
         evals = mean_over_lines(answer, asked, lambda given, true: float(abs(given - true) <= 1.0))
         content = math.fsum((best, candidates, evals)) / 3
         moves = [word for word in answer.moves if MOVE.fullmatch(word)]

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 import chess
 
-from rookexp.chess_text import MAX_LINES, PolicyAnswer, pawns_to_cp
+from rookexp.chess_text import PolicyAnswer, pawns_to_cp
 from rookexp.rewards.chess import Asked, known_evals
 
 WITHIN_LINES = (1.0, 0.7, 0.7, 0.5, 0.5)  # worth of B by the number of better lines
@@ -47,7 +47,7 @@ class Lines:
 
     def candidates(self, answer: PolicyAnswer, asked: Asked) -> float:
         """Order is nothing."""
-        return listed_share(answer, asked.truth.moves[:MAX_LINES])
+        return listed_share(answer, asked.truth.moves)
 
     def evals(self, answer: PolicyAnswer, asked: Asked) -> float:
         """0 where no listed move is a line."""
@@ -74,7 +74,7 @@ class Label:
 
     def candidates(self, answer: PolicyAnswer, asked: Asked) -> float:
         """Order is nothing."""
-        return listed_share(answer, asked.truth.moves[:MAX_LINES])
+        return listed_share(answer, asked.truth.moves)
 
     def evals(self, answer: PolicyAnswer, asked: Asked) -> float:
         """0 where no listed move is in the row."""
