@@ -17,7 +17,7 @@ import yaml
 from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import FrozenTrial, TrialState
 
-from rookexp import check, compare, points, runs, statistics
+from rookexp import check, compare, points, runs, statistics, wording
 from rookexp.console import reader
 from rookexp.errors import DataError
 from rookexp.report import PLAIN_WIDTH
@@ -162,24 +162,19 @@ def baseline(plan: Plan, trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
 
 def beside(plan: Plan, trial: FrozenTrial, base: FrozenTrial, comparisons: int) -> str:
     """The paired difference of the first objective to the baseline, and what it is worth."""
-    if reason := unlike(plan, trial, base):
+    if reason := unlike(plan, measured(plan, trial), measured(plan, base)):
         return f"not compared: {reason}"
     (name, direction), *_ = plan.settings.objectives.items()
     one, other = ({int(s): f[name] for s, f in t.user_attrs[study.FIGURES].items()} for t in (trial, base))
     found = statistics.compared(one, other, comparisons=comparisons)
     good = "higher" if direction == "maximize" else "lower"
-    words = {"within noise": "same within noise", "cannot tell": f"{found.n} seed{'s' * (found.n != 1)}: cannot tell"}
+    few = f"{wording.seeds(found.n)}: cannot tell"
+    words = {"identical": "identical", "within noise": "same within noise", "cannot tell": few}
     side = "better" if found.said.rstrip("?") == good else "worse"
     said = words.get(found.said, side + "?" * found.said.endswith("?"))
-    said = found.said if found.said == "identical" else said
     low, high = found.interval.low, found.interval.high
     bounds = f" [{low:+.3g}, {high:+.3g}]" if math.isfinite(low) else ""
     return f"{found.interval.value:+.3g}{bounds} {said}"
-
-
-def unlike(plan: Plan, trial: FrozenTrial, base: FrozenTrial) -> str | None:
-    """Why the first objective is not the same measure in two points, as under two rewards; None where it is."""
-    return _unlike(plan, measured(plan, trial), measured(plan, base))
 
 
 def apart(plan: Plan, trials: Sequence[FrozenTrial]) -> str | None:
@@ -187,7 +182,7 @@ def apart(plan: Plan, trials: Sequence[FrozenTrial]) -> str | None:
     found = [(trial.number, measured(plan, trial)) for trial in sorted(complete(trials), key=lambda t: t.number)]
     there = [(number, own) for number, own in found if own is not None]
     for (before, one), (number, other) in itertools.pairwise(there):
-        if reason := _unlike(plan, one, other):
+        if reason := unlike(plan, one, other):
             return f"trial {number} beside trial {before}: {reason}"
     return None
 
@@ -201,7 +196,8 @@ def measured(plan: Plan, trial: FrozenTrial) -> Measured | None:
     return found[0], points.prompts(found)
 
 
-def _unlike(plan: Plan, one: Measured | None, other: Measured | None) -> str | None:
+def unlike(plan: Plan, one: Measured | None, other: Measured | None) -> str | None:
+    """Why the first objective is not the same measure in two points, as under two rewards; None where it is."""
     name = next(iter(plan.settings.objectives))
     figure = name if name in points.FIGURES else "reward" if name.startswith("eval/") else None
     if figure is None or one is None or other is None:
@@ -291,7 +287,7 @@ def closing(plan: Plan, book: Book, trials: Sequence[FrozenTrial]) -> list[str]:
     """The lines below the table."""
     lines = [""]
     several = len(plan.settings.objectives) > 1
-    count, done = len(plan.seeds), [trial for trial in complete(trials) if feasible(trial)]
+    done = [trial for trial in complete(trials) if feasible(trial)]
     mixed = apart(plan, trials)
     equal = len(done) > 1 and len({tuple(trial.values) for trial in done}) == 1
     if mixed:
@@ -308,7 +304,7 @@ def closing(plan: Plan, book: Book, trials: Sequence[FrozenTrial]) -> list[str]:
         lines.append(f"{'not dominated' if several else 'best'}: trial {trial.number}, {point}{same}")
     if len(complete(trials)) > 1 and not equal:
         lines.append(
-            f"{plan.settings.statistic} of {count} seed{'s' * (count != 1)}, [95 % interval]; the best of many points "
+            f"{plan.settings.statistic} of {wording.seeds(len(plan.seeds))}, [95 % interval]; the best of many points "
             "looks better than it is: run it again under new seeds before you believe its number"
         )
     shares = importance(plan, book, trials)
