@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rookexp import runs, statistics, track
+from rookexp import check, runs, statistics, track
 from rookexp.errors import ConfigError, DataError
 from rookexp.runs import Run
 from rookexp.statistics import Difference, Interval
@@ -157,7 +157,7 @@ def label(key: str, value: Any) -> str:
 def text(value: Any) -> str:
     """A config value in a table: short floats, and of an import path the last word."""
     if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
+        return check.spell(value)
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, str) and value.startswith("rookexp."):

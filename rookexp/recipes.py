@@ -15,6 +15,8 @@ import hydra
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
+from rookexp import check
+
 RECIPES = "experiment"
 
 
@@ -86,9 +88,7 @@ def _spelled(value: Any) -> str:
         return "{" + ",".join(f"{key}:{_spelled(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ",".join(map(_spelled, value)) + "]"
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str):
         text = value.replace("\\", "\\\\").replace("'", "\\'")
         return f"'{text}'"
-    return repr(value)
+    return check.spell(value)

@@ -95,7 +95,7 @@ def refuse_what_trl_lacks(config: Mapping[str, Any]) -> None:
         for name in key.split("."):
             value = value[name]
         if value not in allowed:
-            words = " or ".join("null" if word is None else str(word) for word in allowed)
+            words = " or ".join(map(check.spell, allowed))
             raise check.refusal(key, value, f"TRL's side has no such setting; allowed: {words}, or against=[]")
 
 
