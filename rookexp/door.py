@@ -37,68 +37,37 @@ def enter(task: Task, config_name: str) -> None:
     signal's number for one that the signal ended. With HYDRA_FULL_ERROR=1 every error is a traceback.
     """
     wants_traceback = os.environ.get(FULL_ERROR) == "1"
-    failed: list[RookexpError] = []
-    swept: list[RookexpError] = []  # of a sweep's jobs; each has had its line
-    started: list[DictConfig] = []
+    started = False
+    failed: list[int] = []  # the status of each job that has had its line
     sweeps: set[Path] = set()  # folders of Hydra's own
 
     def job(config: DictConfig) -> Any:
+        nonlocal started
+        started = True
         register_resolvers()  # a launcher may have started another process
-        started.append(config)
-        if HydraConfig.get().mode == RunMode.MULTIRUN and in_this_process():
+        which = ""
+        if in_a_sweep() and in_this_process():
             sweeps.add(Path(str(HydraConfig.get().sweep.dir)))
+            which = f"job {HydraConfig.get().job.num} ({' '.join(HydraConfig.get().overrides.task)}): "
         try:
-            folder = Path(HydraConfig.get().runtime.output_dir)
-            try:
-                return task(plain(config), folder)
-            except Reconfigured as found:
-                OmegaConf.update(config, found.key, found.value)
-            return task(plain(config), folder)  # here nothing holds what the first one has built
+            return call(task, config)
         except RunStopped as error:
             sys.exit(error.status)  # of a sweep the jobs to come are not wanted either
-        except RookexpError as error:
-            if wants_traceback or not in_this_process():
+        except (RookexpError, OSError) as error:
+            told = line_and_status(error, config_name, started=True)
+            if told is None or wants_traceback or not in_this_process():
                 raise
-            # Raised here it would come with a second line by Hydra.
-            if HydraConfig.get().mode == RunMode.MULTIRUN:
-                typed = " ".join(HydraConfig.get().overrides.task)
-                print(f"error: job {HydraConfig.get().job.num} ({typed}): {error}", file=sys.stderr)
-                swept.append(error)
-            else:
-                failed.append(error)
-            return None
-        except OSError as error:
-            said = mistakes.of_system(error, started=True)
-            if said is None or wants_traceback or not in_this_process():
-                raise
-            failed.append(RookexpError(said))
-            return None
+            print(f"error: {which}{told[0]}", file=sys.stderr)  # raised here it would have a second line by Hydra
+            failed.append(told[1])
 
-    register_resolvers()
-    # For each group that --help lists Hydra copies all it knows, this store of its own defaults above all.
-    ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
     try:
-        environment.load(Path.cwd())
-        sys.argv[1:] = arrange(sys.argv[1:], config_name)
-        os.environ[FULL_ERROR] = "1"  # Hydra then lets its errors through to the lines below
-        try:
-            hydra.main(config_path=str(conf_dir()), config_name=config_name, **version_base())(job)()
-        finally:
-            if not wants_traceback:
-                del os.environ[FULL_ERROR]
+        through_hydra(job, config_name)
         for folder in sweeps:
             from rookexp.sweep import summary
 
             summary.show(folder)
         if failed:
-            raise failed[0]
-        if swept:
-            sys.exit(max(map(status_of, swept)))
-    except RookexpError as error:
-        if wants_traceback:
-            raise
-        print(f"error: {as_typed(error)}", file=sys.stderr)
-        sys.exit(status_of(error))
+            sys.exit(max(failed))
     except KeyboardInterrupt:
         if wants_traceback:
             raise
@@ -107,23 +76,54 @@ def enter(task: Task, config_name: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what Python still wants to write at its end
         sys.exit(141)
     except Exception as error:
-        if not wants_traceback and (said := mistakes.of_system(error, started=bool(started))):
-            print(f"error: {said}", file=sys.stderr)
-            sys.exit(1 if started else 2)
-        if wants_traceback or started:  # a mistake in the program, and its place matters
+        told = None if wants_traceback else line_and_status(error, config_name, started=started)
+        if told is None:
             raise
-        print(f"error: {as_typed(mistakes.explain(error, sys.argv[1:], config_name))}", file=sys.stderr)
-        sys.exit(2)
+        print(f"error: {told[0]}", file=sys.stderr)
+        sys.exit(told[1])
+
+
+def through_hydra(job: Callable[[DictConfig], Any], config_name: str) -> None:
+    """Has Hydra read the command line and call the job, once or for each point of a sweep; its errors come through."""
+    register_resolvers()
+    # For each group that --help lists Hydra copies all it knows, this store of its own defaults above all.
+    ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
+    environment.load(Path.cwd())
+    sys.argv[1:] = arrange(sys.argv[1:], config_name)
+    asked = os.environ.get(FULL_ERROR)
+    os.environ[FULL_ERROR] = "1"  # else Hydra would print its errors itself
+    try:
+        hydra.main(config_path=str(conf_dir()), config_name=config_name, **version_base())(job)()
+    finally:
+        if asked != "1":
+            del os.environ[FULL_ERROR]
+
+
+def call(task: Task, config: DictConfig) -> Any:
+    """What the task gives; it is called a second time where it has found the value of a key itself."""
+    folder = Path(HydraConfig.get().runtime.output_dir)
+    try:
+        return task(plain(config), folder)
+    except Reconfigured as found:
+        OmegaConf.update(config, found.key, found.value)
+    return task(plain(config), folder)  # here nothing holds what the first one has built
+
+
+def line_and_status(error: Exception, config_name: str, *, started: bool) -> tuple[str, int] | None:
+    """An error as a line, and the exit status: 2 for what was typed or is missing, 1 for a run that failed.
+
+    None for a mistake in the program, whose place matters.
+    """
+    if isinstance(error, RookexpError):
+        return as_typed(error), 2 if isinstance(error, (ConfigError, DataError, EngineError)) else 1
+    if said := mistakes.of_system(error, started=started):
+        return said, 1 if started else 2
+    return None if started else (as_typed(mistakes.explain(error, sys.argv[1:], config_name)), 2)
 
 
 def as_typed(message: object) -> str:
     """A message with a sweep's keys as they are typed here."""
     return str(message).replace(SWEEPER.rstrip("."), SWEEP_KEY.rstrip("."))
-
-
-def status_of(error: RookexpError) -> int:
-    """Exit status: 2 for what was typed or is missing, 1 for a run that failed."""
-    return 2 if isinstance(error, (ConfigError, DataError, EngineError)) else 1
 
 
 def in_this_process() -> bool:
