@@ -93,8 +93,8 @@ class DualClip(Clip):
         return torch.where(advantages < 0, torch.minimum(loss, -self.cap * advantages), loss)
 
 
-class TwoSided(Clip):
-    """-min(min(ratio, delta) A, clip(ratio, 1 - clip_low, 1 + clip_high) A); the same as DualClip with that cap.
+class TwoSided(DualClip):
+    """-min(min(ratio, delta) A, clip(ratio, 1 - clip_low, 1 + clip_high) A): `DualClip` with delta for its cap.
 
     Raises: ConfigError when delta is not above 1 + clip_high. Source: Prime Intellect 2025 (arXiv 2505.07291).
     """
@@ -106,16 +106,9 @@ class TwoSided(Clip):
         clip_high: Annotated[float, Gt(0)],
         delta: Annotated[float, Gt(1)],
     ) -> None:
-        super().__init__(clip_low=clip_low, clip_high=clip_high)
+        super().__init__(clip_low=clip_low, clip_high=clip_high, dual_clip=delta)
         if delta <= self.high:
             raise ConfigError(f"loss.delta={delta}: allowed: a number > {self.high}, which is 1 + loss.clip_high")
-        self.cap = delta
-
-    def __call__(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> PerToken:
-        """The loss of each token."""
-        ratio = self.ratio(logprobs, old, row)
-        clipped = ratio.clamp(self.low, self.high)
-        return -torch.minimum(ratio.clamp(max=self.cap) * advantages, clipped * advantages)
 
 
 class Gspo(Clip):
