@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rookexp import boards, chess_text, documents
 from rookexp.errors import DataError
-from rookexp.run_info import write_atomic
+from rookexp.files import write_atomic
 from rookexp.tasks.positions import position_key, split_of
 from rookexp.tasks.rookworld import load_annotations
 

@@ -33,7 +33,7 @@ from flagship_rates import NAMES, a_rates, exact, greedy, p_rates  # noqa: E402
 
 from rookexp import boards, model_card, runs, statistics  # noqa: E402
 from rookexp.errors import DataError, RookexpError  # noqa: E402
-from rookexp.run_info import write_atomic  # noqa: E402
+from rookexp.files import write_atomic  # noqa: E402
 from rookexp.statistics import Interval  # noqa: E402
 
 ENOUGH = 500  # held-out positions a colour

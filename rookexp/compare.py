@@ -70,7 +70,7 @@ def write_page(folders: Sequence[Path], path: Path) -> None:
 
 def write_tables(comparison: Comparison, folder: Path) -> None:
     """points.csv, a line a point with means, 95 % intervals and paired differences; runs.csv, a line a run."""
-    from rookexp.run_info import write_atomic
+    from rookexp.files import write_atomic
 
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / POINTS, _csv([point_row(comparison, point) for point in comparison.points]))

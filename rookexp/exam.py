@@ -16,11 +16,11 @@ from rookexp import chess_text, exam_page
 from rookexp.answers import Answers
 from rookexp.errors import DataError
 from rookexp.exam_page import Part, Shown
+from rookexp.files import write_atomic
 from rookexp.heldout import prompt_of, read_documents, tasks_of
 from rookexp.objectives.likelihood import Documents
 from rookexp.policies import Pretrained
 from rookexp.rewards.engine import Lasting, Stockfish
-from rookexp.run_info import write_atomic
 from rookexp.tasks import games, made, mates
 from rookexp.tasks.a_figures import environment_figures, same
 from rookexp.tasks.figures import Figures, mean_of, ratio_of

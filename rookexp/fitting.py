@@ -19,6 +19,7 @@ from typing import Any, Literal
 from rookexp import check
 from rookexp.errors import ConfigError, DataError, Reconfigured
 from rookexp.evaluation import Greedy
+from rookexp.files import write_atomic
 from rookexp.generate import Sampling
 from rookexp.hardware import GIB, Hardware, Memory
 from rookexp.objectives.likelihood import Documents
@@ -36,7 +37,6 @@ from rookexp.probes import (
     table,
     unchanged,
 )
-from rookexp.run_info import write_atomic
 from rookexp.trainer import Trainer
 
 PROFILE = "memory_profile.json"

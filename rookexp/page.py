@@ -12,8 +12,8 @@ from typing import Any
 
 from rookexp import boards, chess_text, curves, points, wording
 from rookexp import page_tables as tables
+from rookexp.files import write_atomic
 from rookexp.points import Comparison, Point
-from rookexp.run_info import write_atomic
 
 MAX_ANSWERED = 40  # points whose answers are in the page
 MAX_PROMPTS = 8

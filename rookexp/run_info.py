@@ -16,6 +16,8 @@ from typing import Any
 
 import yaml
 
+from rookexp.files import write_atomic
+
 PACKAGES = (
     "rookexp", "torch", "numpy", "safetensors", "tokenizers", "huggingface-hub", "hydra-core", "omegaconf", "optuna",
     "chess", "wandb",
@@ -88,13 +90,6 @@ def plain(value: Any) -> Any:
         return os.fspath(value)
     number = float(value)
     return number if math.isfinite(number) else None
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """Replaces the file's text in one move: a reader sees the old text or the new."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8", newline="\n")
-    os.replace(partial, path)
 
 
 def _git(folder: Path, *words: str) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from rookexp.errors import DataError
+from rookexp.files import write_atomic
 
 END_OF_TEXT = "<|endoftext|>"
 UNKNOWN = "<|unknown|>"
@@ -108,8 +108,8 @@ class Tokenizer:
             # Older versions add token types, for which GPT-2 there adds a vector to each token's.
             "model_input_names": ["input_ids", "attention_mask"],
         }
-        _write(folder / "tokenizer_config.json", json.dumps(config, indent=2) + "\n")
-        _write(folder / "tokenizer.json", self.backend.to_str(pretty=True) + "\n")
+        write_atomic(folder / "tokenizer_config.json", json.dumps(config, indent=2) + "\n")
+        write_atomic(folder / "tokenizer.json", self.backend.to_str(pretty=True) + "\n")
 
 
 def square_aware() -> Tokenizer:
@@ -219,10 +219,3 @@ def _byte_level(bpe: models.BPE) -> tokenizers.Tokenizer:
     backend.decoder = decoders.ByteLevel()
     backend.post_processor = processors.ByteLevel(trim_offsets=False)
     return backend
-
-
-def _write(path: Path, text: str) -> None:
-    """Puts the file in place whole: a reader sees the old one or the new one."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)

@@ -13,7 +13,8 @@ from typing import IO, Annotated, Any, Protocol
 from annotated_types import Ge
 
 from rookexp.errors import DataError
-from rookexp.run_info import HIDDEN, SECRET, plain, write_atomic
+from rookexp.files import write_atomic
+from rookexp.run_info import HIDDEN, SECRET, plain
 
 METRICS = "metrics.jsonl"
 COMPLETIONS = "completions.jsonl"

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from rookexp.errors import ConfigError
-from rookexp.run_info import plain, redacted, write_atomic
+from rookexp.files import write_atomic
+from rookexp.run_info import plain, redacted
 from rookexp.track import Guard, run_id
 
 NAME = "trackio_name.txt"  # beside the id

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "rookexp"
 FLOORS = {
     **dict.fromkeys(["__init__", "types", "errors"], 0),
     **dict.fromkeys(["ops", "returns", "schedule", "chess_text", "check", "verdict", "statistics"], 1),
-    **dict.fromkeys(["draw", "lookup", "shares", "cores"], 1),
+    **dict.fromkeys(["draw", "lookup", "shares", "cores", "files"], 1),
     **dict.fromkeys(["losses", "aggregation", "kl", "coefficients", "baselines", "shaping", "reference"], 2),
     **dict.fromkeys(["generate", "tokenizers", "optim", "models", "tasks", "rewards"], 2),
     **dict.fromkeys(["objectives", "evaluation"], 3),

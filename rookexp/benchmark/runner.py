@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rookexp import run_info
 from rookexp.benchmark import default_run, report, settings, tables, workload
 from rookexp.benchmark.roofline import Machine
 from rookexp.benchmark.settings import Bench
 from rookexp.benchmark.sides import Figures, Side, interleaved
+from rookexp.files import write_atomic
 
 LABELS = {"trl_default": "TRL, default", "trl_fastest": "TRL, fastest setting"}
 RAW = "bench.json"
@@ -153,7 +153,7 @@ class Runner:
     def keep(self, part: str, size: str, figures: Sequence[Any]) -> None:
         """Writes all figures so far."""
         self.raw.append({"part": part, "size": size, "figures": figures})
-        run_info.write_atomic(self.folder / RAW, json.dumps(self.raw, indent=1) + "\n")
+        write_atomic(self.folder / RAW, json.dumps(self.raw, indent=1) + "\n")
 
     def show(self, *paragraphs: str) -> None:
         """A part of the section, said and kept."""

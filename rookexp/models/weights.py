@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rookexp.errors import DataError
+from rookexp.files import replacing, write_atomic
 from rookexp.models.gpt2 import GPT2, GPT2Config
 
 WEIGHTS = "model.safetensors"
@@ -155,22 +155,21 @@ def save_model(
     eot_id = None if tokenizer_file is None else _eot_id(tokenizer_file, model.config.vocab_size)
     tokens = {"bos_token_id": eot_id, "eos_token_id": eot_id}
     if tokenizer_file is not None and tokenizer_file.resolve() != (folder / "tokenizer.json").resolve():
-        partial = folder / "tokenizer.json.partial"
-        shutil.copyfile(tokenizer_file, partial)
-        os.replace(partial, folder / "tokenizer.json")
-    _write_json(folder / "generation_config.json", tokens)
-    _write_json(folder / "config.json", {**_config_json(model.config, dtype), **tokens})
+        with replacing(folder / "tokenizer.json") as partial:
+            shutil.copyfile(tokenizer_file, partial)
+    write_atomic(folder / "generation_config.json", json.dumps(tokens, indent=2) + "\n")
+    config = _config_json(model.config, dtype) | tokens
+    write_atomic(folder / "config.json", json.dumps(config, indent=2) + "\n")
     own = model.state_dict()
     tensors = {}
     for key, name in _names(model.config).items():
         tensor = own[name].detach().to("cpu", DTYPES[dtype])
         tensors[f"transformer.{key}"] = (tensor.t() if _is_projection(key) else tensor).contiguous()
-    partial = folder / f"{WEIGHTS}.partial"
-    try:
-        save_file(tensors, partial, metadata={"format": "pt"})
-    except SafetensorError as error:  # what a full disk is called there
-        raise OSError(f"{partial}: {error}") from error
-    os.replace(partial, folder / WEIGHTS)
+    with replacing(folder / WEIGHTS) as partial:
+        try:
+            save_file(tensors, partial, metadata={"format": "pt"})
+        except SafetensorError as error:  # what a full disk is called there
+            raise OSError(f"{partial}: {error}") from error
 
 
 def parameter_count(model: GPT2) -> int:
@@ -316,9 +315,3 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise DataError(f"{path}: not a JSON object; copy it again")
     return raw
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, path)

@@ -15,7 +15,7 @@ from optuna.trial import TrialState
 
 from rookexp import runs, track, verdict
 from rookexp.errors import RookexpError
-from rookexp.run_info import write_atomic
+from rookexp.files import write_atomic
 
 if TYPE_CHECKING:
     from rookexp.sweep.study import Plan

@@ -20,8 +20,9 @@ from optuna.trial import FrozenTrial, TrialState
 from rookexp import check, compare, points, runs, statistics, wording
 from rookexp.console import reader
 from rookexp.errors import DataError
+from rookexp.files import write_atomic
 from rookexp.report import PLAIN_WIDTH
-from rookexp.run_info import plain, write_atomic
+from rookexp.run_info import plain
 from rookexp.runs import Run
 from rookexp.statistics import Interval
 from rookexp.sweep import storage, study

@@ -16,7 +16,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from rookexp import runs
 from rookexp.errors import ConfigError
-from rookexp.run_info import write_atomic
+from rookexp.files import write_atomic
 from rookexp.sweep import job, liveness
 from rookexp.sweep.liveness import Worker
 from rookexp.sweep.settings import Settings

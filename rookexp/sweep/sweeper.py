@@ -20,7 +20,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from rookexp import check, mistakes, recipes, resume, runs
 from rookexp.errors import ConfigError, SweepFailed
-from rookexp.run_info import redacted, write_atomic
+from rookexp.files import write_atomic
+from rookexp.run_info import redacted
 from rookexp.sweep import job, liveness, outcome, results, space, study
 from rookexp.sweep.liveness import Worker
 from rookexp.sweep.settings import PREFIX, SEED, settings
