@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, MinLen
 
@@ -21,6 +21,7 @@ from rookexp.nodes import Config, make, without
 from rookexp.objectives import likelihood
 from rookexp.policies import Pretrained, doubts
 from rookexp.rehearsal import Subject
+from rookexp.tasks.mixed import notes_of
 from rookexp.track import FanOut, JsonlTracker, Tracker
 from rookexp.types import Prompt
 
@@ -86,14 +87,6 @@ class Pretraining:
     resume: str | None  # a run folder to continue
 
 
-@runtime_checkable
-class Noted(Protocol):
-    """A task that says what it has read."""
-
-    def notes(self) -> list[str]:
-        """Lines for a person."""
-
-
 def check_config(config: Config) -> dict[str, Any]:
     """The keys of conf/config.yaml that belong to no group; refused if any key, type or value is not allowed.
 
@@ -142,7 +135,7 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
         "seed": run.seed,
     }
     task = make(config["task"], **objects)
-    for note in notes(task):
+    for note in notes_of([task]):
         print(note, flush=True)
     tracker = build_tracker(config, run_folder, start, run.steps)
     every = config["eval"]["every"]
@@ -224,11 +217,6 @@ def evaluation_prompts(config: Config, task: Any, objects: Config) -> tuple[Prom
     source = task if asked is None else make({**config["task"], "positions": asked}, **objects)
     found: tuple[Prompt, ...] = source.prompts()
     return found
-
-
-def notes(task: Any) -> list[str]:
-    """What a task has to say of the data that it has read; nothing where it has no `notes`."""
-    return list(task.notes()) if isinstance(task, Noted) else []
 
 
 def build_pretraining(config: Config, run_folder: Path) -> session.Training:

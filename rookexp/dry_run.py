@@ -10,8 +10,8 @@ from rookexp import build, chess_text, kinds, policies
 from rookexp.errors import CheckupFailed, RookexpError
 from rookexp.models import weights
 from rookexp.nodes import Config, make
-from rookexp.rehearsal import Answers
-from rookexp.tasks.mixed import Phases
+from rookexp.rehearsal import golds_of
+from rookexp.tasks.mixed import Phases, notes_of
 from rookexp.tasks.positions import position_key
 from rookexp.tokenizers import Tokenizer
 from rookexp.types import Prompt, Reward
@@ -54,7 +54,7 @@ def run(config: Config) -> None:
     task = make(config["task"], **objects)
     asked = build.evaluation_prompts(config, task, objects)
     reward: Reward = make(config["reward"])
-    for note in build.notes(task):
+    for note in notes_of([task]):
         print(note)
     shared = kinds.shared_sampling(config["grpo"])
     own_sampling = kinds.own_sampling(task, shared)
@@ -64,12 +64,10 @@ def run(config: Config) -> None:
     trained = {prompt.text: prompt for _, prompts in seen for prompt in prompts}
     phases(table, task, seen, own.steps)
     split(table, config, task, trained, asked)
-    knowing = [part for part in (reward, task) if isinstance(part, Answers)]
     both = {**trained, **{prompt.text: prompt for prompt in asked}}
     for kind in sorted({prompt.task for prompt in both.values()}):
         some = [prompt for prompt in both.values() if prompt.task == kind][:LOOKED_AT]
-        known = [(prompt, gold) for prompt in some if (gold := gold_of(knowing, prompt)) is not None]
-        if known:
+        if known := golds_of(some, reward, task):
             prompts, golds = zip(*known, strict=True)
             gold_rewards(table, kind, reward, prompts, golds)
             limits = {
@@ -83,11 +81,6 @@ def run(config: Config) -> None:
     arithmetic(table, config, own.steps, len(trained))
     if table.failed:
         raise CheckupFailed(f"the dry run found something: {', '.join(dict.fromkeys(table.failed))}")
-
-
-def gold_of(knowing: Sequence[Answers], prompt: Prompt) -> str | None:
-    """The right answer of the first part that knows one."""
-    return next((gold for part in knowing if (gold := part.gold(prompt)) is not None), None)
 
 
 def words(node: Config) -> tuple[Tokenizer, int]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from rookexp import generate
 from rookexp.evaluation import Greedy
 from rookexp.objectives.grpo import GRPO
+from rookexp.objectives.rollouts import Codec
 from rookexp.reciter import Reciter
 from rookexp.trainer import Trainer
 from rookexp.types import Experience, Prompt, Reward, Scores
@@ -26,18 +27,11 @@ SURE = 0.01  # nats a token
 
 
 @runtime_checkable
-class Words(Protocol):
+class Words(Codec, Protocol):
     """Text to token ids and back."""
-
-    @property
-    def eot_id(self) -> int:
-        """The id that ends a completion."""
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`, nothing added."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, without special tokens."""
 
 
 @runtime_checkable
@@ -179,13 +173,7 @@ class Rehearsal:
         """Prompts of the step and of the evaluation with their gold answers; none where nobody offers one."""
         prompts = [*self.task.select(self.subject.step), *self.subject.greedy.prompts]
         by_text = {prompt.text: prompt for prompt in prompts}
-        answers = ((prompt, self._gold(prompt)) for prompt in list(by_text.values())[: self.size.golds])
-        return tuple((prompt, answer) for prompt, answer in answers if answer is not None)
-
-    def _gold(self, prompt: Prompt) -> str | None:
-        """What the reward says is right, where it finds that out for itself, else what the task says."""
-        knowing = (part for part in (self.own.source.reward, self.task) if isinstance(part, Answers))
-        return next((answer for part in knowing if (answer := part.gold(prompt)) is not None), None)
+        return golds_of(list(by_text.values())[: self.size.golds], self.own.source.reward, self.task)
 
     def limits(self, prompt: Prompt) -> dict[str, int]:
         """The keys that limit a completion of the prompt, in rollouts and evaluation, and the tokens they allow."""
@@ -284,6 +272,13 @@ class _Asked:
     def select(self, step: int) -> tuple[Prompt, ...]:
         """All of them."""
         return self.prompts
+
+
+def golds_of(prompts: Sequence[Prompt], reward: Reward, task: Any) -> tuple[tuple[Prompt, str], ...]:
+    """The prompts with what the reward says is right, where it finds that out for itself, else what the task says."""
+    knowing = [part for part in (reward, task) if isinstance(part, Answers)]
+    answers = (next((gold for part in knowing if (gold := part.gold(prompt)) is not None), None) for prompt in prompts)
+    return tuple((prompt, answer) for prompt, answer in zip(prompts, answers, strict=True) if answer is not None)
 
 
 def gap(one: Tensor, other: Tensor) -> float:

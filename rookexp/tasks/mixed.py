@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from itertools import accumulate
-from typing import Annotated, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 from annotated_types import Ge, Gt, MinLen
 
@@ -66,7 +66,7 @@ class Several:
 
     def notes(self) -> list[str]:
         """What the tasks have to say of the data that they have read."""
-        return [note for task in self.tasks.values() if isinstance(task, Noted) for note in task.notes()]
+        return notes_of(self.tasks.values())
 
 
 class Mixed(Several):
@@ -186,3 +186,8 @@ class Phases(Several):
         """What each task asks to evaluate the policy, once each."""
         asked = {prompt.text: prompt for task in self.tasks.values() for prompt in task.prompts()}
         return tuple(asked.values())
+
+
+def notes_of(tasks: Iterable[Any]) -> list[str]:
+    """The lines of all tasks that have some."""
+    return [note for task in tasks if isinstance(task, Noted) for note in task.notes()]
