@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, MinLen
+from annotated_types import Ge
 
 from rookexp import aggregation, check, chess_text, fitting, kl, nodes, session
 from rookexp.errors import ConfigError, DataError
@@ -55,36 +55,24 @@ ALSO: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """The keys at the top that belong to no group."""
+class Run(session.Settings):
+    """Those of conf/config.yaml; its steps collect and learn."""
 
-    seed: Annotated[int, Ge(0)]  # every random choice of a run derives from it
-    task_name: Annotated[str, MinLen(1)]  # first part of the run folder
-    steps: Annotated[int, Ge(1)]  # collect-and-learn steps
-    save_every: Annotated[int, Ge(1)]  # steps between checkpoints
-    keep_checkpoints: Annotated[int, Ge(1)]  # so many of the newest stay on disk
     diagnose_every: Annotated[int, Ge(1)] | None  # steps between two looks at each term's share of the gradient
-    resume: str | None  # a run folder to continue
     verdict: Literal["report", "require", "off"]  # whether the greedy reward must have risen
     doctor: Literal["quick", "off"]  # whether the self-check stands before the first step
     dry_run: bool  # only whether it fits together, without weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pretraining:
-    """The keys at the top of conf/pretrain.yaml that belong to no group."""
+class Pretraining(session.Settings):
+    """Those of conf/pretrain.yaml; each step is an optimizer's."""
 
-    seed: Annotated[int, Ge(0)]  # every random choice of a run derives from it
-    task_name: Annotated[str, MinLen(1)]  # first part of the run folder
     corpus: str  # folder of train.txt and validation.txt
-    steps: Annotated[int, Ge(1)]  # optimizer steps
     batch_documents: Annotated[int, Ge(1)]  # documents of a step
     prompt_weight: Annotated[float, Ge(0)]  # what a prompt's token counts beside one of a completion
     validation_documents: Annotated[int, Ge(1)]  # held-out documents whose loss is measured
     eval_every: Annotated[int, Ge(1)]  # steps between two measurements
-    save_every: Annotated[int, Ge(1)]  # steps between checkpoints
-    keep_checkpoints: Annotated[int, Ge(1)]  # so many of the newest stay on disk
-    resume: str | None  # a run folder to continue
 
 
 def check_config(config: Config) -> dict[str, Any]:

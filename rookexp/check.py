@@ -15,6 +15,7 @@ import operator
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import is_dataclass
 from typing import Annotated, Any, Literal, Union
 
 import annotated_types
@@ -156,9 +157,10 @@ def locate(target: Any, path: str) -> Callable[..., Any]:
 
 def type_hints(target: Callable[..., Any]) -> dict[str, Any]:
     """The annotations of a class's constructor or of a function, with their metadata; {} where it has none."""
-    function = target.__init__ if inspect.isclass(target) else target
+    # Of a dataclass the fields, because those that it inherits name what their own module has imported.
+    made_by = target.__init__ if inspect.isclass(target) and not is_dataclass(target) else target
     try:
-        hints = typing.get_type_hints(function, include_extras=True)
+        hints = typing.get_type_hints(made_by, include_extras=True)
     except (TypeError, NameError):
         return {}
     return {name: hint for name, hint in hints.items() if name != "return"}

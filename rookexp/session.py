@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any
 
+from annotated_types import Ge, MinLen
 from torch import nn
 
 from rookexp import check, checkpoint, checkup, door, mistakes, report, stop, track, verdict
@@ -36,24 +37,16 @@ from rookexp.trainer import Objective, Trainer
 SAMPLES = 3  # completions that are shown before and after
 
 
-class Settings(Protocol):
-    """The keys at the top that every training has."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The keys at the top that every training has and that belong to no group."""
 
-    @property
-    def seed(self) -> int:
-        """Every random choice of the run derives from it."""
-
-    @property
-    def steps(self) -> int:
-        """Steps of the whole run, those before a resume included."""
-
-    @property
-    def save_every(self) -> int:
-        """Steps between checkpoints."""
-
-    @property
-    def keep_checkpoints(self) -> int:
-        """So many of the newest stay on disk."""
+    seed: Annotated[int, Ge(0)]  # every random choice of a run derives from it
+    task_name: Annotated[str, MinLen(1)]  # first part of the run folder
+    steps: Annotated[int, Ge(1)]  # of the whole run, those before a resume included
+    save_every: Annotated[int, Ge(1)]  # steps between checkpoints
+    keep_checkpoints: Annotated[int, Ge(1)]  # so many of the newest stay on disk
+    resume: str | None  # a run folder to continue
 
 
 @dataclass(frozen=True, slots=True)
