@@ -75,15 +75,16 @@ class Pretraining(session.Settings):
     eval_every: Annotated[int, Ge(1)]  # steps between two measurements
 
 
-def check_config(config: Config) -> dict[str, Any]:
-    """The keys of conf/config.yaml that belong to no group; refused if any key, type or value is not allowed.
+def check_config(config: Config) -> Run:
+    """What conf/config.yaml has outside of groups; refused if any key, type or value of it all is not allowed.
 
     Raises: ConfigError naming the full key, the value, what is allowed and the nearest spelling.
     """
-    found = check_groups(config, GROUPS, Run)
+    run = Run(**check_groups(config, GROUPS, Run))
+    check_rows(config["grpo"])
     for kind, changes in config["task"].get("sampling", {}).items():
         changed(shared_sampling(config["grpo"]), f"task.sampling.{kind}", changes)
-    return found
+    return run
 
 
 def check_groups(
@@ -98,12 +99,11 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
 
     Raises: ConfigError, DataError or EngineError for what cannot be built.
     """
-    run = Run(**check_config(config))
+    run = check_config(config)
     start = session.find_start(run.resume, run.steps, run_folder)
     grpo, hardware = config["grpo"], make(config["hardware"])
     if start.checkpoint is not None:
         fitting.refuse_another_batch(hardware, grpo["prompts_per_step"], run_folder)
-    check_rows(grpo)
     policy = load_policy(config, hardware)
     objects = {
         "policy": policy.model,

@@ -47,8 +47,7 @@ def run(config: Config) -> None:
 
     Raises: ConfigError, DataError or EngineError for what cannot be built; CheckupFailed naming the lines that failed.
     """
-    own = build.Run(**build.check_config(config))
-    build.check_rows(config["grpo"])
+    own = build.check_config(config)
     tokenizer, places = words(config["model"])
     objects = {"tokenizer": tokenizer, "seed": own.seed}
     task = make(config["task"], **objects)

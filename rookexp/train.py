@@ -29,7 +29,7 @@ def train(config: dict[str, Any], run_folder: Path) -> None:
             return
         from rookexp import build, dry_run, kept, session  # torch comes with them; --help does without
 
-        run = build.Run(**build.check_config(config))
+        run = build.check_config(config)
         if config["hardware"].get("grow") == "batch" and (trial is not None or door.in_a_sweep()):
             raise ConfigError(job.GROWS)
         if run.dry_run:

@@ -92,7 +92,7 @@ def test_our_side_gets_a_training_that_the_build_takes(tmp_path: Path) -> None:
     config = composed("kl.coef=0.5", "grpo.temperature=0.7")
     assert settings.checked(config).repeats == 2
     training = settings.training(config, tmp_path, steps=3, prompts_per_step=7)
-    assert build.check_config(training)["steps"] == 3
+    assert build.check_config(training).steps == 3
     assert (training["task"]["prompts"], training["kl"]["coef"], training["grpo"]["temperature"]) == (7, 0.5, 0.7)
 
 
