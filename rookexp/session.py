@@ -126,7 +126,8 @@ def assemble(
 
     def after_step(step: int) -> None:
         last = step == settings.steps
-        if last or asked.signal is not None or asked.pruned is not None or step % settings.save_every == 0:
+        early = None if last else asked.ending(step)
+        if last or early is not None or step % settings.save_every == 0:
             saver.save(
                 checkpoint.snapshot(
                     folder,
@@ -138,10 +139,8 @@ def assemble(
                     keep=settings.keep_checkpoints,
                 )
             )
-        if asked.signal is not None and not last:
-            raise RunStopped(f"{asked.signal.name} after step {step}", stop.exit_status(asked.signal))
-        if asked.pruned is not None and not last:
-            raise asked.pruned
+        if early is not None:
+            raise early
 
     trainer = Trainer(
         policy=policy.model,

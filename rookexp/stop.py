@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from rookexp.errors import RunPruned
+from rookexp.errors import RunPruned, RunStopped
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)  # Ctrl-C, and what schedulers send
 HANGUP = getattr(signal, "SIGHUP", None)  # the terminal is gone; Windows has no such thing, and nohup ignores it
@@ -27,6 +27,12 @@ class Stop:
     def prune(self, error: RunPruned) -> None:
         """Asks for the end after this step, for a sweep that has seen enough."""
         self.pruned = error
+
+    def ending(self, step: int) -> RunStopped | RunPruned | None:
+        """What ends the run after this step, if anything does."""
+        if self.signal is not None:
+            return RunStopped(f"{self.signal.name} after step {step}", exit_status(self.signal))
+        return self.pruned
 
     @contextmanager
     def listening(self) -> Iterator[None]:
