@@ -69,13 +69,7 @@ def run(config: Config) -> None:
         if known := golds_of(some, reward, task):
             prompts, golds = zip(*known, strict=True)
             gold_rewards(table, kind, reward, prompts, golds)
-            limits = {
-                f"{group}.max_new_tokens": config[group]["max_new_tokens"]
-                for group, others in (("grpo", own_sampling), ("eval", own_lengths))
-                if kind not in others
-            }
-            if kind in own_sampling:
-                limits[f"task.sampling.{kind}.max_new_tokens"] = own_sampling[kind].max_new_tokens
+            limits = kinds.limits(kind, shared, own_sampling, config["eval"]["max_new_tokens"], own_lengths)
             lengths(table, kind, limits, tokenizer, places, prompts, golds)
     arithmetic(table, config, own.steps, len(trained))
     if table.failed:

@@ -67,3 +67,13 @@ def own_lengths(own: Mapping[str, Sampling], shared: Sampling) -> dict[str, int]
     """The longest completions of the kinds of prompt that have another one than all, for their evaluation, too."""
     lengths = {kind: sampling.max_new_tokens for kind, sampling in own.items()}
     return {kind: length for kind, length in lengths.items() if length != shared.max_new_tokens}
+
+
+def limits(
+    kind: str, shared: Sampling, own: Mapping[str, Sampling], evaluated: int, lengths: Mapping[str, int]
+) -> dict[str, int]:
+    """The keys that limit a completion of the kind, in rollouts and evaluation, and the tokens they allow."""
+    key = f"task.sampling.{kind}"
+    found = {key: own[kind].max_new_tokens} if kind in own else {"grpo": shared.max_new_tokens}
+    found |= {key: lengths[kind]} if kind in lengths else {"eval": evaluated}
+    return {f"{key}.max_new_tokens": tokens for key, tokens in found.items()}

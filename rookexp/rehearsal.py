@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rookexp import generate
+from rookexp import generate, kinds
 from rookexp.evaluation import Greedy
 from rookexp.objectives.grpo import GRPO
 from rookexp.objectives.rollouts import Codec
@@ -177,11 +177,8 @@ class Rehearsal:
 
     def limits(self, prompt: Prompt) -> dict[str, int]:
         """The keys that limit a completion of the prompt, in rollouts and evaluation, and the tokens they allow."""
-        own, greedy, kind = self.own.source, self.subject.greedy, prompt.task
-        key = f"task.sampling.{kind}"
-        keys = (key if kind in own.own_sampling else "grpo", key if kind in greedy.own_lengths else "eval")
-        lengths = (own.sampling_of(prompt).max_new_tokens, greedy.length_of(prompt))
-        return {f"{key}.max_new_tokens": length for key, length in zip(keys, lengths, strict=True)}
+        own, greedy = self.own.source, self.subject.greedy
+        return kinds.limits(prompt.task, own.sampling, own.own_sampling, greedy.max_new_tokens, greedy.own_lengths)
 
     @cached_property
     def trained_on(self) -> Float[Tensor, " m"]:
