@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -205,13 +206,8 @@ def _config_json(config: GPT2Config, dtype: str) -> dict[str, Any]:
     return {
         "model_type": "gpt2",
         "architectures": ["GPT2LMHeadModel"],
-        "n_layer": config.n_layer,
-        "n_head": config.n_head,
-        "n_embd": config.n_embd,
+        **asdict(config),
         "n_inner": None,
-        "n_positions": config.n_positions,
-        "vocab_size": config.vocab_size,
-        "layer_norm_epsilon": config.layer_norm_epsilon,
         **{key: allowed[0] for key, allowed in HONOURED.items()},
         "resid_pdrop": 0.0,
         "embd_pdrop": 0.0,
