@@ -139,13 +139,14 @@ class Finder:
         A run that goes on keeps what it found.
         Raises: ConfigError where not even the smallest fits, or what is sampled does not.
         """
-        given = {
+        asked = {
+            **self.hardware.describe(),
             "grow": self.hardware.grow,
             "head_chunk": self.hardware.head_chunk,
             "memory_gib": self.hardware.memory_gib,
+            "case": asdict(self.case),
+            "decoded": [asdict(case) for case in self.decodings],
         }
-        cases = {"case": asdict(self.case), "decoded": [asdict(case) for case in self.decodings]}
-        asked = {**self.hardware.describe(), **given, **cases}
         path = folder / PROFILE
         known = read_profile(folder)
         if known.get("asked") == asked:  # another speed today must not cut the same run in another way
@@ -213,10 +214,8 @@ def for_rollouts(
         for some, way in source.batches(prompts)
     ]
     decodings = [max(sampled, key=lambda case: case.work)]
-    batches = list(greedy.batches())
-    if (
-        batches
-    ):  # one that is as large as the largest and as long as the longest, so that any part fits if its part does
+    if batches := list(greedy.batches()):
+        # One that is as large as the largest and as long as the longest, so that any part fits if its part does.
         longest = Sampling(temperature=0.0, top_k=None, top_p=None, max_new_tokens=max(n for _, n in batches))
         ids = [len(prompt.ids) for prompt in greedy.prompts]
         decodings.append(decoding("evaluation", max(len(rows) for rows, _ in batches), ids, 1, longest))
@@ -266,10 +265,9 @@ def refuse_another_batch(hardware: Hardware, prompts: int, folder: Path) -> None
         why = f"{folder} has grown to {grown}; leave it out, or begin a new run"
         raise check.refusal("grpo.prompts_per_step", prompts, why)
     if prompts != grown and hardware.grow != "batch":
-        why = (
-            f"{folder} has grown to {grown} prompts a step; allowed: batch, or grpo.prompts_per_step={grown} beside it"
-        )
-        raise check.refusal("hardware.grow", hardware.grow, why)
+        why = f"{folder} has grown to {grown} prompts a step"
+        allowed = f"allowed: batch, or grpo.prompts_per_step={grown} beside it"
+        raise check.refusal("hardware.grow", hardware.grow, f"{why}; {allowed}")
 
 
 def climb(
