@@ -45,6 +45,11 @@ def test_golden_losses_do_not_depend_on_the_micro_batches(aggregate, clip_high, 
     assert float(sum(parts)) == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.parametrize("aggregate", [aggregation.token_mean, aggregation.sequence_mean])
+def test_a_lone_token_has_all_the_weight(aggregate):
+    assert aggregate(torch.tensor([[False, True, False]]), max_new_tokens=5).tolist() == [[0, 1, 0]]
+
+
 @pytest.mark.parametrize(
     ("split", "expected"),
     list(zip(SPLITS, [-0.1318316847965, 0.0162568214897, -0.0131059646567], strict=False)),

@@ -1,5 +1,6 @@
 """Outcome-level advantages against the conventions of the frameworks, and what each convention may not break."""
 
+import statistics
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,15 @@ def test_leave_one_out_is_undivided_where_the_others_agree():
     assert of(BASELINES["leave-one-out"], torch.tensor([[3.0, 1.0]])).tolist() == [[2, -2]]
 
 
+@pytest.mark.parametrize("size", [2, 3, 4, 7])
+def test_leave_one_out_is_the_formula_of_the_others(size):
+    rewards = torch.tensor([0.3, 1.0, -0.4, 0.1, 2.0, 0.7, -1.1], dtype=torch.float64)[None, :size]
+    for i, advantage in enumerate(of(LeaveOneOut(std_eps=0.25), rewards)[0].tolist()):
+        others = [r for j, r in enumerate(rewards[0].tolist()) if j != i]
+        divisor = statistics.stdev(others) + 0.25 if size > 2 else 1
+        assert advantage == pytest.approx((rewards[0, i].item() - statistics.mean(others)) / divisor)
+
+
 def test_adaptive_takes_the_median_of_groups_that_spread():
     rewards = torch.tensor([[0.0, 0, 0, 0, 1], [0.5, 0.5, 0.5, 0.5, 0.6]], dtype=torch.float64)
     assert of(Adaptive(threshold=0.1), rewards)[0].tolist() == [0, 0, 0, 0, 1]
@@ -160,6 +170,12 @@ def test_golden_ema_uses_before_it_updates_and_resumes_at_every_step():
         assert advantages.mean().item() == pytest.approx(centred, abs=1e-12)
         ema = resumed(ema)
     assert ema.means[0].item() == pytest.approx(0.100375, abs=1e-12)
+
+
+def test_an_ema_over_all_has_one_average_whatever_the_tasks():
+    ema = Ema(alpha=0.5, per="global")
+    ema(torch.tensor([[1.0, 3.0], [8.0, 8.0]]), ("P", "A"))  # mean 5
+    assert ema(torch.zeros(3, 1), ("P", "A", "new")).tolist() == [[-2.5]] * 3
 
 
 def test_an_ema_of_each_task():
@@ -259,6 +275,12 @@ def test_a_group_of_one_is_an_error_that_names_the_remedy(baseline):
     assert baseline.needs_groups
     with pytest.raises(ConfigError, match="set group_size to 2 or more"):
         of(baseline, torch.ones(3, 1))
+
+
+@pytest.mark.parametrize("baseline", list(BOTH.values()), ids=list(BOTH))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_advantages_have_the_rewards_precision(baseline, dtype):
+    assert of(baseline, torch.tensor([[1.0, 0.0, 0.5]], dtype=dtype)).dtype == dtype
 
 
 @pytest.mark.parametrize("baseline", list(GROUPLESS.values()), ids=list(GROUPLESS))

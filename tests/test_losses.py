@@ -359,6 +359,19 @@ def test_two_sided_is_dual_clip_and_both_bound_the_clip(drawn):
     assert (losses.approx_kl_k3(logprobs, old) >= 0).all()
 
 
+@pytest.mark.parametrize("loss", [Clip(**DAPO), DualClip(**DAPO, dual_clip=1.5), Gmpo(log_clip=0.2)], ids=named)
+@settings(max_examples=20)
+@given(drawn=batches())
+def test_the_region_is_the_tokens_without_a_gradient_and_has_none_where_the_advantage_is_zero(loss, drawn):
+    logprobs, old, advantages, row = drawn[0].flat()
+    logprobs.requires_grad_()
+    loss(logprobs, old, advantages, row).sum().backward()
+    flags = loss.clip_flags(logprobs, old, advantages, row)
+    assert flags["clip_frac/region"].equal(((logprobs.grad == 0) & (advantages != 0)).double())
+    assert (flags["clip_frac/low"] <= (advantages < 0) * flags["clip_frac/any"]).all()
+    assert (flags["clip_frac/high"] <= (advantages > 0) * flags["clip_frac/any"]).all()
+
+
 @pytest.mark.parametrize("loss", LOSSES, ids=named)
 @pytest.mark.parametrize("log_ratio", [50.0, -50.0])
 @pytest.mark.parametrize("advantage", [1.0, -1.0])

@@ -120,6 +120,33 @@ def test_muons_first_step_is_decay_and_the_scaled_orthogonalised_gradient_and_ad
         assert torch.allclose(p, expected, atol=1e-6), name
 
 
+def test_muons_momentum_is_nesterovs_over_the_sum_of_the_gradients_so_far() -> None:
+    """Jordan's M <- mu M + g, then the orthogonalised g + mu M, with gradients that turn from step to step."""
+    model = policy()
+    optimizer = MUON.optimizer(model, {})
+    matrix = optimizer.param_groups[0]["params"][0]
+    generator = torch.Generator().manual_seed(1)
+    total, rate = torch.zeros_like(matrix), 0.01 * 0.2 * max(matrix.shape) ** 0.5
+    for _ in range(4):
+        before, matrix.grad = matrix.detach().clone(), torch.randn(matrix.shape, generator=generator)
+        total = 0.9 * total + matrix.grad
+        optimizer.step()
+        expected = before * (1 - 0.01 * 0.5) - rate * orthogonalised(matrix.grad + 0.9 * total)
+        assert torch.allclose(matrix, expected, atol=1e-6)
+
+
+def test_muon_leaves_a_matrix_without_a_gradient_alone() -> None:
+    model = policy()
+    optimizer = MUON.optimizer(model, {})
+    matrices = optimizer.param_groups[0]["params"]
+    before = [p.detach().clone() for p in matrices]
+    loss(model).backward()
+    matrices[0].grad = None
+    optimizer.step()
+    still = [torch.equal(p, old) for p, old in zip(matrices, before, strict=True)]
+    assert still == [True] + [False] * (len(matrices) - 1)
+
+
 def test_muon_goes_on_from_its_saved_state_bit_by_bit() -> None:
     def train(model: GPT2, optimizer: torch.optim.Optimizer, steps: int) -> None:
         for _ in range(steps):

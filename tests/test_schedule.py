@@ -33,6 +33,7 @@ def half_cosine(progress: float, floor: float) -> float:
             CosineRestarts(cycle_steps=4, warmup_steps=2, floor_ratio=0.2),
             [0.5, 1, *[1, 0.2 + 0.8 * COS, 0.6, 1 - 0.8 * COS] * 3, 1],
         ),
+        (CosineRestarts(cycle_steps=4, warmup_steps=1, floor_ratio=0.0), [1, *[1, COS, 0.5, 1 - COS] * 2, 1]),
         (CosineRestarts(cycle_steps=1, warmup_steps=0, floor_ratio=0.0), [1, 1, 1]),
         (
             Step(total_steps=9, warmup_steps=0, milestones=THIRDS),
