@@ -23,7 +23,7 @@ from rookexp.aggregation import BY_NAME
 from rookexp.baselines import GroupMean, Rloo
 from rookexp.generate import Sampling
 from rookexp.objectives.grpo import GRPO
-from rookexp.types import Experience
+from rookexp.types import Experience, Rollouts, Scores
 
 EXACT = ["forward", "reverse", "symmetric"]
 
@@ -128,6 +128,21 @@ def test_the_samplers_error_is_reported_where_it_can_be_told() -> None:
     experience, metrics = rescored.collect(0)
     assert metrics[name] < 1e-5
     assert name not in means(rescored, experience)  # later passes have moved on
+
+
+def test_several_updates_start_from_the_training_forward_where_the_sampler_is_off_and_say_by_how_much() -> None:
+    objective = grpo(policy(), exact_sampler=False, single_update=False)
+    collect = objective.source.collect
+
+    def off(step: int) -> tuple[Rollouts, Scores, int]:
+        rollouts, scores, sampled = collect(step)
+        signs = 1 - 2 * (torch.arange(rollouts.mask.shape[1]) % 2)
+        return replace(rollouts, logprobs=rollouts.logprobs + 0.1 * signs * rollouts.mask), scores, sampled
+
+    objective.source.collect = off  # type: ignore[method-assign]
+    experience, metrics = objective.collect(0)
+    assert metrics["sampler/abs_logprob_error"] == pytest.approx(0.1, abs=1e-5)
+    assert torch.allclose(experience.logprobs, grpo(policy()).collect(0)[0].logprobs, atol=1e-5)
 
 
 def test_several_updates_in_bf16_start_from_the_training_forwards_logprobs() -> None:

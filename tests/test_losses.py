@@ -221,6 +221,8 @@ def test_a_row_of_one_token_is_clipped_as_that_token():
     clipped = Clip(**EVEN)(*one.flat())
     for loss in (Gspo(**EVEN), GspoToken(**EVEN), Luspo(**EVEN)):
         torch.testing.assert_close(loss(*one.flat()), clipped, rtol=0, atol=1e-15)
+    wide = Clip(clip_low=0.999, clip_high=999.0)
+    torch.testing.assert_close(Gmpo(log_clip=9.0)(*one.flat()), wide(*one.flat()), rtol=0, atol=1e-15)
 
 
 def test_low_and_high_clip_are_told_apart():

@@ -340,6 +340,11 @@ def test_metrics_of_the_rollouts() -> None:
             "completions/truncated_frac": float(rollouts.truncated.sum()) / 12,
         }
     )
+    most, none = [[1.0] * 4, [1] * 4, [0] * 4], [[0.0] * 4, [0.5] * 4, [0, 0, 0, 1]]
+    for rewards, best, worst in ((torch.tensor(most), 2 / 3, 1 / 3), (torch.tensor(none), 0, 1 / 3)):
+        metrics = rollout_metrics(rollouts, Scores(rewards.flatten(), {}), rewards)
+        assert metrics["frac_groups_all_best"] == pytest.approx(best)
+        assert metrics["frac_groups_all_worst"] == pytest.approx(worst)
     equal = torch.full((3, 4), 0.3)
     metrics = rollout_metrics(rollouts, Scores(equal.flatten(), {}), equal)
     assert metrics["frac_reward_zero_std"] == 1
@@ -357,8 +362,8 @@ def test_each_tasks_reward_is_told_where_there_are_several() -> None:
         name for name in rollout_metrics(rollouts, Scores(torch.zeros(12), {}), torch.zeros(3, 4)) if "_P" in name
     ]
     prompts = tuple(replace(prompt, task=task) for prompt, task in zip(rollouts.prompts, "PAP", strict=True))
-    rewards = torch.arange(12.0).view(3, 4)
+    rewards = torch.arange(12.0).view(3, 4) ** 2
     metrics = rollout_metrics(replace(rollouts, prompts=prompts), Scores(rewards.flatten(), {}), rewards)
-    assert metrics["reward/mean_P"] == pytest.approx((1.5 + 9.5) / 2)
-    assert metrics["reward/mean_A"] == pytest.approx(5.5)
+    assert metrics["reward/mean_P"] == pytest.approx((14 + 366) / 8)
+    assert metrics["reward/mean_A"] == pytest.approx(126 / 4)
     assert len(PROMPTS) == len(prompts)
