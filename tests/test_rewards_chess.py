@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import chess
@@ -154,6 +155,17 @@ def test_candidates_component(moves: str, value: float) -> None:
 def test_evals_component(moves: str, evals: str, value: float) -> None:
     answer = parsed(f"P: x M: {moves} E: {evals} B: e2e4")
     assert rewards.evals_component(answer, WHITE_ROW, legal_ucis(chess.Board())) == pytest.approx(value, abs=1e-4)
+
+
+def test_a_wrong_sign_costs_the_same_for_either_side() -> None:
+    """The same evaluations, all with the other sign, are as far off."""
+    truth = replace(WHITE_ROW, evals_cp=tuple(-value for value in WHITE_ROW.evals_cp))
+    legal = legal_ucis(chess.Board())
+    for evals in ("-0.56", "0.56", "-0.1", "0.1", "9", "-9"):
+        mirrored = evals[1:] if evals[0] == "-" else f"-{evals}"
+        here, there = (parsed(f"P: x M: e2e4 E: {value} B: e2e4") for value in (evals, mirrored))
+        worth_here = rewards.evals_component(here, WHITE_ROW, legal)
+        assert rewards.evals_component(there, truth, legal) == pytest.approx(worth_here)
 
 
 @settings(deadline=None)

@@ -77,6 +77,7 @@ def test_the_reward_by_edits() -> None:
         (f"{FEN.replace('RNBQKBNR', 'RNBQKKNR')}+0.001+0+0", -0.87),
         (f"{FEN.replace('RNBQKBNR', 'RNBQKBN')}+0.001+0+0", -0.87),  # a short rank
         (f"{FEN.split()[0]}+0.001+0+0", 0.025 - 0.7 + 0.01),
+        (f"{FEN.rpartition(' ')[0]}+0.001+0+0", 0.025 - 0.7 + 0.01),  # no move number is not a wrong one
         (f"{FEN}+0.001+0", 0.015 + 0.5 + 0.01),
         (f"{FEN}+x+0+0", 0.025 + 0.5 + 0.01),
         ("", -0.9),

@@ -17,6 +17,7 @@ from rookexp.baselines import Ema
 from rookexp.errors import ConfigError
 from rookexp.generate import Sampling
 from rookexp.objectives.rollout_metrics import rollout_metrics
+from rookexp.objectives.rollouts import with_groups
 from rookexp.types import Prompt, Rollouts, Scores
 
 FOUR = ("abc", "k", "ponmlk", "b")
@@ -284,6 +285,29 @@ def test_groups_that_are_asked_again_have_draws_of_their_own(monkeypatch: pytest
     assert objective.source.collect(0)[2] == len(seeds) == 12 * 4
     objective.source.collect(1)
     assert len(set(seeds)) == len(seeds) == 96
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, LONGEST), (LONGEST, 1)])
+def test_groups_may_be_longer_or_shorter_than_those_they_replace(first: int, second: int) -> None:
+    """Nothing is cut off, and what is padded is as padding is elsewhere."""
+    prompts = Ask(PROMPTS).select(0)
+    way = Sampling(temperature=1.0, top_k=None, top_p=None, max_new_tokens=LONGEST)
+    old, new = (
+        grpo(policy(), sampling=replace(way, max_new_tokens=most)).source.sample(0, prompts[i:])
+        for i, most in ((0, first), (2, second))
+    )
+    assert old.tokens.shape[1] != new.tokens.shape[1]
+    scores = [Scores(torch.arange(float(len(rows.texts))), {}) for rows in (old, new)]
+    merged, _ = with_groups(old, scores[0], [2], new, scores[1], EOT)
+    for i in range(12):
+        source, row = (old, i) if i < 8 else (new, i - 8)
+        for name, padding in (("tokens", EOT), ("mask", False), ("logprobs", 0.0)):
+            given, found = (getattr(rollouts, name)[at] for rollouts, at in ((source, row), (merged, i)))
+            both = min(len(given), len(found))
+            assert found[:both].equal(given[:both])
+            assert (found[both:] == padding).all()
+            assert (given[both:] == padding).all()
+        assert merged.texts[i] == source.texts[row]
 
 
 @pytest.mark.parametrize("max_resamples", [1, 4])

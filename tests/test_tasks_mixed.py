@@ -125,6 +125,11 @@ def test_phases_follow_each_other_and_a_task_that_comes_again_goes_on() -> None:
     assert {prompt.task for prompt in task.prompts()} == {"P", "A"}
 
 
+def test_a_task_goes_on_whatever_came_before_its_first_phase() -> None:
+    task, alone = phased(["P", "A", "P", "A"], [2, 3, 1, None], 9), Numbers("A", 100)
+    assert [task.select(step) for step in (2, 3, 4, 6, 7, 8)] == [alone.select(step) for step in range(6)]
+
+
 def test_phases_that_the_run_cuts_off_are_not_in_the_table() -> None:
     assert phased(["P", "A"], [5, None], 3).table() == [("P", 0, 3)]
     assert phased(["P", "A"], [5, 9], 7).table() == [("P", 0, 5), ("A", 5, 7)]
