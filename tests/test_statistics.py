@@ -27,6 +27,8 @@ def test_mean_has_students_interval_and_none_for_one_value() -> None:
     assert math.isnan(alone.low)
     assert math.isnan(alone.high)
     assert math.isnan(statistics.mean([]).value)
+    two = statistics.mean([0.3, 0.5])
+    assert (two.low, two.high) == pytest.approx(stats.t.interval(0.95, 1, loc=0.4, scale=0.1))
 
 
 @pytest.mark.parametrize("n", [3, 4, 5, 8, 11])
@@ -40,6 +42,24 @@ def test_bootstrap_is_as_narrow_as_it_says() -> None:
     for n, promised in ((3, 0.76), (10, 0.92)):
         found = [statistics.bootstrap(rng.standard_normal(n), lambda values: float(np.mean(values))) for _ in range(60)]
         assert np.mean([one.low <= 0 <= one.high for one in found]) == pytest.approx(promised, abs=0.13)
+
+
+def test_bootstrap_of_many_values_is_the_interval_of_their_mean_and_of_one_there_is_none() -> None:
+    many = np.random.default_rng(1).standard_normal(400)
+    found, expected = statistics.bootstrap(many, lambda values: float(np.mean(values))), statistics.mean(many)
+    assert found.value == pytest.approx(expected.value)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=0.015)
+    two = statistics.bootstrap([0.0, 1.0], lambda values: float(np.mean(values)))
+    assert (two.value, two.low, two.high) == (0.5, 0, 1)
+    alone = statistics.bootstrap([0.5], lambda values: float(np.mean(values)))
+    assert alone.value == 0.5
+    assert math.isnan(alone.low)
+    assert math.isnan(alone.high)
+
+
+@pytest.mark.parametrize("values", [[], [0.5, math.nan], [math.inf, 1.0, 2.0]])
+def test_signs_of_nothing_and_of_what_is_not_finite_say_nothing(values: list[float]) -> None:
+    assert math.isnan(statistics.sign_flip_p(values))
 
 
 def test_sign_flips_are_counted_exactly() -> None:

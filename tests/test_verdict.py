@@ -133,6 +133,36 @@ def test_transient_spikes_dead_solved_groups_and_no_kl_term_do_not_fail() -> Non
     assert judged(rising(), kl_share=None).passed
 
 
+def test_groups_are_dead_too_soon_only_before_95_percent_of_the_rise() -> None:
+    steps, reward = 100 + np.arange(120), np.r_[np.linspace(0.5, 2.5, 31), np.full(89, 2.5)]
+    means = [reward[max(0, i - verdict.WINDOW + 1) : i + 1].mean() for i in range(120)]
+    end = next(i for i, mean in enumerate(means) if mean >= 0.5 + 0.95 * 2)
+    assert 30 < end < 60
+    dead = np.arange(120) / 120
+    result = judged(reward, steps=steps, dead_share=(steps, dead))
+    assert result.figures["dead_share"] == pytest.approx(dead[: end + 1].mean())
+    falling = judged(reward[::-1].copy(), steps=steps, dead_share=(steps, dead))
+    assert falling.figures["dead_share"] == pytest.approx(dead.mean())
+
+
+def test_a_reward_that_never_moves_has_no_slope_and_no_interval() -> None:
+    result = judged(np.full(60, 0.3))
+    assert [result.figures[name] for name in ("slope", "slope_low", "slope_high", "autocorrelation")] == [0, 0, 0, 0]
+    assert not result.passed
+
+
+def test_gradient_norms_of_dead_steps_do_not_count_and_none_at_all_are_not_steady() -> None:
+    norms = np.r_[np.full(30, 0.5), np.full(30, 1.0)]
+    assert verdict.grad_growth(norms) == 2
+    assert verdict.grad_growth(np.insert(norms, np.repeat(np.arange(60), 2), 0.0)) == 2
+    assert verdict.grad_growth(norms[30 - 9 : 30 + 10]) == 1  # no whole window
+    assert verdict.grad_growth([]) == np.inf
+
+
+def test_forty_values_are_enough() -> None:
+    assert len(judged(rising(verdict.MIN_VALUES)).reasons) == 5
+
+
 def test_too_few_steps_do_not_pass() -> None:
     result = judged(np.linspace(0, 1, verdict.MIN_VALUES - 1))
     assert not result.passed
@@ -171,6 +201,21 @@ def test_rows_without_a_kl_share_fail_only_where_a_coefficient_is_on() -> None:
     rows = [{k: v for k, v in row.items() if k != "kl_share"} for row in rows_of(rising(121), 1)]
     assert not verdict.judge_rows(rows).passed
     assert verdict.judge_rows([row | {"kl_coef": 0.0} for row in rows]).passed
+
+
+def test_a_run_begins_at_its_first_evaluation_and_without_one_does_not_pass() -> None:
+    rows = rows_of(rising(121), 10)
+    assert verdict.judge_rows(rows).figures["greedy_start"] == rows[0]["eval/reward"]
+    never = verdict.judge_rows([{k: v for k, v in row.items() if k != "eval/reward"} for row in rows])
+    assert np.isnan([never.figures["greedy_start"], never.figures["greedy_end"]]).all()
+    assert [reason[:19] for reason in never.reasons if reason.startswith("FAIL")] == ["FAIL greedy reward:"]
+
+
+def test_a_penalty_that_is_warmed_up_counts() -> None:
+    rows = [row | {"kl_share": 0.9, "kl_coef": 0.0 if row["step"] < 9 else 0.1} for row in rows_of(rising(121), 1)]
+    assert [reason[:13] for reason in verdict.judge_rows(rows).reasons if reason.startswith("FAIL")] == [
+        "FAIL KL share"
+    ]
 
 
 def test_a_null_gradient_norm_fails() -> None:
