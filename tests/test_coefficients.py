@@ -48,6 +48,12 @@ every = pytest.mark.parametrize("make", MAKERS)
 controllers = pytest.mark.parametrize("make", CONTROLLERS)
 
 
+@controllers
+@pytest.mark.parametrize("bound", BOUNDS.values())
+def test_a_start_at_a_bound_is_allowed(make, bound):
+    assert make(bound).coefficient() == bound
+
+
 # ---- all -----------------------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -345,6 +346,24 @@ def test_what_happens_at_which_step() -> None:
     names |= {"kl_share", "entropy", "loss", "loss/policy", "grad_norm", "ratio/max", "lr", "tokens_per_s", "step_s"}
     assert all(names <= row.keys() for row in record.rows[1:])
     assert all(isinstance(value, (int, float)) for row in record.rows for value in row.values())
+
+
+def test_the_gradients_norm_is_the_mean_of_all_optimizer_steps() -> None:
+    """At rate 0 each pass has the same."""
+    model = policy()
+    objective = grpo(model)
+    experience, _ = objective.collect(0)
+    once, thrice = (trainer(model, objective, lr=0.0, inner_epochs=n).update(0, experience) for n in (1, 3))
+    assert thrice["grad_norm"] == pytest.approx(once["grad_norm"])
+
+
+def test_a_step_is_timed_from_collecting_to_observing() -> None:
+    model, record = policy(), Record()
+    tokens = int((grpo(model).collect(0)[0].weights != 0).sum())
+    began = time.perf_counter()
+    trainer(model, grpo(model), tracker=record, steps=1).fit()
+    assert 0 < record.rows[0]["step_s"] < time.perf_counter() - began
+    assert record.rows[0]["tokens_per_s"] * record.rows[0]["step_s"] == pytest.approx(tokens)
 
 
 # What has a state besides: a value head with its moments, a reference that follows, a coefficient that is steered.
