@@ -77,7 +77,7 @@ class Muon(AdamW):
 
     def optimizer(self, model: nn.Module, heads: Mapping[nn.Module, float]) -> torch.optim.Optimizer:
         """A new optimizer of the trainable parameters; `heads` as in AdamW."""
-        inside = {m.weight for m in model.modules() if isinstance(m, nn.Linear) and m.weight.requires_grad}
+        inside = {m.weight for m in model.modules() if isinstance(m, nn.Linear)}
         groups = AdamW.optimizer(self, model, heads).param_groups
         matrices = [p for p in groups[0]["params"] if p in inside]
         groups[0]["params"] = [p for p in groups[0]["params"] if p not in inside]
