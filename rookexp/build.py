@@ -52,6 +52,7 @@ ALSO: dict[str, dict[str, Any]] = {
         "positions": str | None,
     },
 }
+METHODS = {"task": ("select", "prompts"), "reward": ("score",)}  # of what a user may have written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +109,7 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
     objects = {
         "policy": policy.model,
         "tokenizer": policy.tokenizer,
-        "reward": make(config["reward"]),
+        "reward": asked_of(config, "reward"),
         "baseline": make(config["baseline"]),
         "coefficient": make(config["kl"]),
         "sampling": shared_sampling(grpo),
@@ -122,7 +123,7 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
         "head_chunk": hardware.head_chunk,
         "seed": run.seed,
     }
-    task = make(config["task"], **objects)
+    task = asked_of(config, "task", **objects)
     for note in notes_of([task]):
         print(note, flush=True)
     tracker = build_tracker(config, run_folder, start, run.steps)
@@ -175,6 +176,18 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
         finder=finder,
     )
     return replace(training, subject=Subject(objective, training.trainer, greedy, policy.tokenizer, start.step))
+
+
+def asked_of(config: Config, group: Literal["task", "reward"], **objects: Any) -> Any:
+    """What a group's node builds, which may be the user's own.
+
+    Raises: ConfigError where it lacks a method that is going to be called.
+    """
+    made = make(config[group], **objects)
+    for method in METHODS[group]:
+        if not callable(getattr(made, method, None)):
+            raise check.refusal(group, config[group]["_target_"], f"it has no method {method}; see docs/own.md")
+    return made
 
 
 def with_prompts(value: Any, given: int, count: int) -> Any:

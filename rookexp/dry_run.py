@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from rookexp import build, chess_text, kinds, policies
 from rookexp.errors import CheckupFailed, RookexpError
 from rookexp.models import weights
-from rookexp.nodes import Config, make
+from rookexp.nodes import Config
 from rookexp.rehearsal import golds_of
 from rookexp.tasks.mixed import Phases, notes_of
 from rookexp.tasks.positions import position_key
@@ -50,9 +50,9 @@ def run(config: Config) -> None:
     own = build.check_config(config)
     tokenizer, places = words(config["model"])
     objects = {"tokenizer": tokenizer, "seed": own.seed}
-    task = make(config["task"], **objects)
+    task = build.asked_of(config, "task", **objects)
     asked = build.evaluation_prompts(config, task, objects)
-    reward: Reward = make(config["reward"])
+    reward: Reward = build.asked_of(config, "reward")
     for note in notes_of([task]):
         print(note)
     shared = kinds.shared_sampling(config["grpo"])
