@@ -14,7 +14,7 @@ from rookexp.rehearsal import golds_of
 from rookexp.tasks.mixed import Phases, notes_of
 from rookexp.tasks.positions import position_key
 from rookexp.tokenizers import Tokenizer
-from rookexp.types import Prompt, Reward
+from rookexp.types import Prompt, Reward, scores_of
 
 LOOKED_AT = 256  # prompts of each kind whose gold answers are looked at
 LEAST_GAIN = 1e-6  # what a right answer earns more than none
@@ -125,7 +125,7 @@ def position_of(prompt: Prompt) -> str:
 def gold_rewards(table: Table, kind: str, reward: Reward, prompts: Sequence[Prompt], golds: Sequence[str]) -> None:
     """What right answers earn, and that each earns more than an empty one."""
     try:
-        gold, empty = (reward.score(prompts, texts).rewards.tolist() for texts in (golds, [""] * len(golds)))
+        gold, empty = (scores_of(reward, prompts, texts).rewards.tolist() for texts in (golds, [""] * len(golds)))
     except RookexpError as error:
         table.line("gold answers", kind, str(error))
         return

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rookexp import generate
 from rookexp.objectives.rollouts import Codec, completion_texts
-from rookexp.types import Prompt, Reward
+from rookexp.types import Prompt, Reward, scores_of
 
 BATCH = 256  # prompts answered at a time; bounds the memory and changes no answer
 
@@ -55,7 +55,7 @@ class Greedy:
             by_row |= zip(rows, completion_texts(samples, self.tokenizer), strict=True)
             truncated.append(samples.truncated)
         texts = [by_row[row] for row in range(len(self.prompts))]
-        scores = self.reward.score(self.prompts, texts)
+        scores = scores_of(self.reward, self.prompts, texts)
         parts = {name: part.tolist() for name, part in scores.parts.items()}
         rewards = scores.rewards.tolist()
         self.completions = [

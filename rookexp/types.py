@@ -15,6 +15,8 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
+from rookexp.errors import ConfigError
+
 
 @runtime_checkable
 class Policy(Protocol):
@@ -74,9 +76,13 @@ class Scores:
     parts: Mapping[str, Shaped[Tensor, " n"]]  # components and diagnostics; NaN = not applicable
 
     def __post_init__(self) -> None:
-        """Whatever a reward counts in, both are floats from here on."""
-        object.__setattr__(self, "rewards", _floats(self.rewards))
-        object.__setattr__(self, "parts", {name: _floats(part) for name, part in self.parts.items()})
+        """Whatever a reward counts in, both are floats from here on.
+
+        Raises: ConfigError for what is no tensor of one number a completion.
+        """
+        object.__setattr__(self, "rewards", _floats("the rewards", self.rewards, None))
+        parts = {name: _floats(f"part {name!r}", part, len(self.rewards)) for name, part in self.parts.items()}
+        object.__setattr__(self, "parts", parts)
 
 
 @runtime_checkable
@@ -136,6 +142,25 @@ class LossTerms:
         return torch.stack(list(self.terms.values())).sum()
 
 
-def _floats(x: Tensor) -> Tensor:
+def scores_of(reward: Reward, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
+    """What a reward, perhaps a user's own, says of N texts.
+
+    Raises: ConfigError where that is not N scores.
+    """
+    scores = reward.score(prompts, texts)
+    found = len(scores.rewards) if isinstance(scores, Scores) else type(scores).__name__
+    if found != len(texts):
+        raise ConfigError(
+            f"reward={type(reward).__name__}: score gave {found} for {len(texts)} completions; "
+            "wanted: rookexp.types.Scores with one reward each"
+        )
+    return scores
+
+
+def _floats(what: str, x: Tensor, count: int | None) -> Tensor:
     """The same numbers in at least float32."""
+    if not isinstance(x, Tensor) or x.dim() != 1 or len(x) != (len(x) if count is None else count):
+        found = f"a tensor of shape {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        numbers = "one number a completion" if count is None else f"{count} numbers, one a completion"
+        raise ConfigError(f"reward: {what} of Scores are {found}; wanted: a tensor of {numbers}")
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -71,3 +71,30 @@ def test_a_part_without_its_method_is_one_line(method: str, folder: Path, root: 
         done = typed(folder, root, "--config-dir", "options", *words, *more, *SHORT)
         assert done.returncode == 2
         assert re.fullmatch(said + r"[^\n]*docs/own\.md\n", done.stderr), done.stderr
+
+
+WRONG = {
+    "[0.0] * len(texts)": r"reward: the rewards of Scores are list; wanted: a tensor of one number a completion",
+    "torch.zeros(len(texts), 1)": r"reward: the rewards of Scores are a tensor of shape \[\d+, 1\]; wanted: [^\n]*",
+    "torch.zeros(len(texts) + 1)": r"reward=Short: score gave \d+ for \d+ completions; wanted: [^\n]*",
+}
+
+
+@pytest.mark.parametrize("given", [*WRONG, "part", "bare"])
+def test_scores_of_another_shape_are_one_line(given: str, folder: Path, root: Path) -> None:
+    path = folder / "my_rewards.py"
+    text = path.read_text()
+    whole = re.search(r"return (Scores\((.*), (\{.*\})\))\n", text)
+    assert whole is not None
+    if given == "part":
+        new, said = (
+            "torch.zeros(len(texts)), {'few': torch.zeros(2)}",
+            r"reward: part 'few' of Scores are [^\n]*wanted: [^\n]*",
+        )
+    else:
+        new, said = f"{given}, {{}}", WRONG.get(given, r"reward=Short: score gave Tensor for \d+ completions; [^\n]*")
+    new = "lengths" if given == "bare" else f"Scores({new})"
+    path.write_text(text.replace(whole[1], new))
+    done = typed(folder, root, "--config-dir", "options", "reward=short", *SHORT)
+    assert done.returncode == 2
+    assert re.fullmatch(f"error: {said}\n", done.stderr), done.stderr

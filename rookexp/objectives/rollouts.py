@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rookexp import generate, ops, shaping
 from rookexp.errors import ConfigError
-from rookexp.types import LongReward, Policy, Prompt, Reward, Rollouts, Scores
+from rookexp.types import LongReward, Policy, Prompt, Reward, Rollouts, Scores, scores_of
 
 
 @runtime_checkable
@@ -135,7 +135,7 @@ class RolloutSource:
 
     def score(self, rollouts: Rollouts) -> Scores:
         """The rewards, less the penalty on long completions, which is the part `overlong`."""
-        scores = self.reward.score(rollouts.prompts, rollouts.texts)
+        scores = scores_of(self.reward, rollouts.prompts, rollouts.texts)
         rewards, parts = scores.rewards.view(len(rollouts.texts)), dict(scores.parts)
         if rewards.isnan().any():
             prompt = rollouts.prompts[int(rewards.isnan().nonzero()[0]) // self.group_size]
