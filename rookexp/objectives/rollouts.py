@@ -136,7 +136,7 @@ class RolloutSource:
     def score(self, rollouts: Rollouts) -> Scores:
         """The rewards, less the penalty on long completions, which is the part `overlong`."""
         scores = scores_of(self.reward, rollouts.prompts, rollouts.texts)
-        rewards, parts = scores.rewards.view(len(rollouts.texts)), dict(scores.parts)
+        rewards, parts = scores.rewards, dict(scores.parts)
         if rewards.isnan().any():
             prompt = rollouts.prompts[int(rewards.isnan().nonzero()[0]) // self.group_size]
             raise ConfigError(
