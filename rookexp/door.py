@@ -176,8 +176,8 @@ def plain(config: DictConfig) -> dict[str, Any]:
 def arrange(argv: list[str], config_name: str) -> list[str]:
     """The arguments with flags first, without the + of `+experiment=`, `sweep.` long, `resume=` carried out.
 
-    Raises: ConfigError for a flag that Hydra does not have, for a folder that cannot be resumed, and for a sweep's
-    recipe or key without a sweep.
+    Raises: ConfigError for a flag that Hydra does not have, for a folder that is not there or cannot be resumed, and
+    for a sweep's recipe or key without a sweep.
     """
     argv = [arg[1:] if arg.startswith(tuple(f"+{group}=" for group in PRESETS)) else arg for arg in argv]
     parser = get_args_parser()
@@ -189,6 +189,8 @@ def arrange(argv: list[str], config_name: str) -> list[str]:
             flags = sorted(flag for flag in parser._option_string_actions if flag.startswith("--"))
             hint = check.nearest(arg.split("=")[0], flags)
             raise ConfigError(f"{arg}: no such flag; allowed: key=value, group=option, {', '.join(flags)}{hint}")
+    if known.config_dir is not None and not Path(known.config_dir).is_dir():  # which Hydra says twice
+        raise ConfigError(f"--config-dir {known.config_dir}: no such folder; allowed: one that is laid out like conf/")
     overrides = [*known.overrides, *unknown]
     for text in overrides:
         if is_secret(text.lstrip("+")):  # before Hydra writes it into the run's folder

@@ -115,6 +115,7 @@ MISTAKES = {
     "kl=[": "kl=[: allowed: key=value or group=option",
     "kl": "kl: allowed: key=value or group=option",
     "--multirn": "--multirn: no such flag; allowed: key=value, group=option, ",
+    "--config-dir nowhere": "--config-dir nowhere: no such folder; allowed: one that is laid out like conf/",
     "--config-name=nothing": "Cannot find primary config 'nothing'",
 }
 
