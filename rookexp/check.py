@@ -157,13 +157,17 @@ def locate(target: Any, path: str) -> Callable[..., Any]:
 
 def type_hints(target: Callable[..., Any]) -> dict[str, Any]:
     """The annotations of a class's constructor or of a function, with their metadata; {} where it has none."""
-    # Of a dataclass the fields, because those that it inherits name what their own module has imported.
-    made_by = target.__init__ if inspect.isclass(target) and not is_dataclass(target) else target
+    found = _annotations(target.__init__ if inspect.isclass(target) else target)
+    if found is None and inspect.isclass(target) and is_dataclass(target):
+        found = _annotations(target)  # where a field is inherited, its own module has imported what it names
+    return {name: hint for name, hint in (found or {}).items() if name != "return"}
+
+
+def _annotations(source: Any) -> dict[str, Any] | None:
     try:
-        hints = typing.get_type_hints(made_by, include_extras=True)
+        return typing.get_type_hints(source, include_extras=True)
     except (TypeError, NameError):
-        return {}
-    return {name: hint for name, hint in hints.items() if name != "return"}
+        return None
 
 
 def fits(value: Any, hint: Any) -> bool:

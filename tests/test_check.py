@@ -53,6 +53,13 @@ class Record:
     words: Sequence[str] = ()
 
 
+class Maker(Record):
+    """Of a dataclass an heir with a constructor of its own, as a user's may be."""
+
+    def __init__(self, *, lr: str, size: Annotated[int, Ge(1)]) -> None:
+        super().__init__(lr=float(lr), words=(lr,) * size)
+
+
 def function(*, side: Annotated[int, Interval(ge=1, le=8)]) -> int:
     return side
 
@@ -168,6 +175,13 @@ def test_dataclasses_functions_lists_and_open_ends() -> None:
     check.check_node({"parts": [PART, PART], "n": 3}, "group")
     assert "group.parts[1].weight=2" in refused({"parts": [PART, PART | {"weight": 2}]})
     assert refused({"_target_": f"{HERE}.function", "side": 9}).endswith("an integer >= 1 and <= 8")
+
+
+def test_an_heir_of_a_dataclass_with_a_constructor_of_its_own_is_asked_for_what_that_takes() -> None:
+    node = {"_target_": f"{HERE}.Maker", "lr": "1e-3", "size": 2}
+    check.check_node(node, "group")
+    assert refused(node | {"lr": 1}) == "group.lr=1: allowed: text"
+    assert refused(node | {"size": "two"}) == "group.size=two: allowed: an integer >= 1"
 
 
 def test_a_class_without_a_constructor_takes_no_key_that_its_library_would_swallow() -> None:
