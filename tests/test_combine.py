@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from rookexp import check, nodes
 from rookexp.chess_text import Annotation, build_p, p_prompt
 from rookexp.errors import ConfigError
+from rookexp.rewards.by_task import ByTask
 from rookexp.rewards.chess import PolicyReward
-from rookexp.rewards.combine import Combined
+from rookexp.rewards.combine import Clipped, Combined
 from rookexp.rewards.made_of import MadeOf
 from rookexp.types import Prompt, Scores
 
@@ -212,3 +213,23 @@ def test_gold_is_asked_of_the_next_reward_where_one_has_none() -> None:
     nobody = MadeOf({"inner": MadeOf({})})
     assert nobody.gold(prompt) is None
     assert MadeOf({"none": nobody, "knowing": Knowing()}).gold(prompt) == "after P: x"  # type: ignore[dict-item]
+
+
+class Short:
+    """A user's own, with one number for all completions."""
+
+    def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
+        return Scores(torch.ones(1), {})
+
+
+WHOLES = {
+    "by task": ByTask(rewards={"P": Short()}),
+    "combined": Combined(rewards={"one": Short()}, weights={"one": 1.0}, normalise="sum_then_normalise"),
+    "clipped": Clipped(reward=Short(), low=0.0, high=0.5),
+}
+
+
+@pytest.mark.parametrize("whole", WHOLES.values(), ids=WHOLES)
+def test_one_number_for_all_is_not_spread_over_the_rows_of_a_part(whole: Any) -> None:
+    with pytest.raises(ConfigError, match="reward=Short: score gave 1 for 2 completions"):
+        whole.score([Prompt(text="P: x", ids=(1,), answer=None, task="P")], ["a", "b"])

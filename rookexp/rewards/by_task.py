@@ -11,7 +11,7 @@ from torch import Tensor
 from rookexp.errors import ConfigError
 from rookexp.rewards.made_of import MadeOf
 from rookexp.rewards.rows import completions_each
-from rookexp.types import Prompt, Reward, Scores
+from rookexp.types import Prompt, Reward, Scores, scores_of
 
 
 class ByTask(MadeOf):
@@ -46,7 +46,7 @@ class ByTask(MadeOf):
             if not asked:
                 continue
             rows = [p * size + g for p in asked for g in range(size)]
-            scores = reward.score([prompts[p] for p in asked], [texts[row] for row in rows])
+            scores = scores_of(reward, [prompts[p] for p in asked], [texts[row] for row in rows])
             for name, values in [("", scores.rewards), *scores.parts.items()]:
                 whole = columns.setdefault(name, torch.full((len(texts),), math.nan, dtype=values.dtype))
                 whole[rows] = values

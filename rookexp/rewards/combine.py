@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rookexp.errors import ConfigError
 from rookexp.rewards.made_of import MadeOf
-from rookexp.types import Prompt, Reward, Scores
+from rookexp.types import Prompt, Reward, Scores, scores_of
 
 
 class Combined(MadeOf):
@@ -54,7 +54,7 @@ class Combined(MadeOf):
         which is also what can be compared from step to step, as normalised rewards cannot.
         Parts (N,): `<name>`, each reward's own values, never normalised, and its parts as `<name>/<part>`.
         """
-        scores = {name: reward.score(prompts, texts) for name, reward in self.rewards.items()}
+        scores = {name: scores_of(reward, prompts, texts) for name, reward in self.rewards.items()}
         values = torch.stack([each.rewards for each in scores.values()])  # (K, N)
         group_size = len(texts) // len(prompts)
         if self.normalise == "normalise_then_sum" and group_size > 1:
@@ -78,7 +78,7 @@ class Clipped(MadeOf):
 
     def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
         """Rewards (N,) of N = P x G completions, row p*G+g to prompt p; NaN stays. A further part is `unclipped`."""
-        scores = self.reward.score(prompts, texts)
+        scores = scores_of(self.reward, prompts, texts)
         return Scores(scores.rewards.clamp(self.low, self.high), {**scores.parts, "unclipped": scores.rewards})
 
 
