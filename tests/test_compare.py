@@ -17,6 +17,7 @@ from made_runs import PROMPTS, make, sweep
 from rookexp import compare, page, points, wording
 from rookexp.errors import ConfigError, DataError
 from rookexp.statistics import Difference
+from rookexp.sweep import summary
 
 
 def words(*folders: Path, baseline: str | None = None) -> str:
@@ -190,6 +191,18 @@ def test_a_file_gets_plain_text_whatever_the_environment_says(tmp_path: Path, mo
     monkeypatch.setenv("FORCE_COLOR", "1")
     compare.show(points.compare([sweep(tmp_path, points=3, seeds=3)]), seen := io.StringIO())
     assert "\x1b" not in seen.getvalue()
+
+
+def test_the_table_of_hydras_own_sweep_is_plain_and_whole_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    why = "the disk is full; " * 3
+    make(tmp_path / "0", status="failed", reason=why.strip(), seed=0)
+    summary.show(tmp_path)
+    said = capsys.readouterr().out
+    assert "\x1b" not in said
+    assert f"failed {why.strip()}" in said
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

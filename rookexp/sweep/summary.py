@@ -16,15 +16,14 @@ FIGURES = ("gain", "reward", "kl", "entropy", "seconds")
 
 def show(folder: Path) -> None:
     """Shows the runs in a sweep's folder; nothing where there are none, as with a door that trains nothing."""
-    from rich.console import Console
-
     from rookexp import runs
+    from rookexp.console import reader
+    from rookexp.report import PLAIN_WIDTH
 
     if found := [runs.read(run) for run in runs.find(folder)]:
-        Console().print(table(found), highlight=False)
-        Console().print(
-            f"compare: python -m rookexp.compare {shlex.quote(str(folder))}", soft_wrap=True, highlight=False
-        )
+        console = reader(None, PLAIN_WIDTH)
+        console.print(table(found), highlight=False)
+        console.print(f"compare: python -m rookexp.compare {shlex.quote(str(folder))}", soft_wrap=True, highlight=False)
 
 
 def table(found: list[Run]) -> Table:
