@@ -210,14 +210,24 @@ def check_rows(grpo: Config) -> None:
 def evaluation_prompts(config: Config, task: Any, objects: Config) -> tuple[Prompt, ...]:
     """What the greedy evaluation asks: the task's own prompts, or those of the same task on `eval.positions`.
 
-    Raises: ConfigError where the task has no `positions` that could be replaced.
+    Raises: ConfigError where the task has no `positions` that could be replaced, or asks other than prompts.
     """
     asked = config["eval"]["positions"]
     if asked is not None and "positions" not in config["task"]:
         raise check.refusal("eval.positions", asked, "this task has several sources or its own split; allowed: null")
     source = task if asked is None else make({**config["task"], "positions": asked}, **objects)
-    found: tuple[Prompt, ...] = source.prompts()
-    return found
+    prompts_of("select", task.select(0))
+    return prompts_of("prompts", source.prompts())
+
+
+def prompts_of(method: str, given: Any) -> tuple[Prompt, ...]:
+    """What a method of a task, which may be the user's own, gave. Raises: ConfigError for other than prompts."""
+    if isinstance(given, Sequence) and given and all(isinstance(each, Prompt) for each in given):
+        return tuple(given)
+    what = "nothing" if given is None or given == () else f"a {type(given).__name__}"
+    raise ConfigError(
+        f"task: {method} gave {what}; wanted: a tuple of rookexp.types.Prompt, one or more; see docs/own.md"
+    )
 
 
 def build_pretraining(config: Config, run_folder: Path) -> session.Training:

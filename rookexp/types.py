@@ -81,6 +81,10 @@ class Scores:
         Raises: ConfigError for what is no tensor of one number a completion.
         """
         object.__setattr__(self, "rewards", _floats("the rewards", self.rewards, None))
+        if not isinstance(self.parts, Mapping):
+            raise ConfigError(
+                f"reward: the parts of Scores are {type(self.parts).__name__}; wanted: a mapping, as in {{}}"
+            )
         parts = {name: _floats(f"part {name!r}", part, len(self.rewards)) for name, part in self.parts.items()}
         object.__setattr__(self, "parts", parts)
 

@@ -74,27 +74,40 @@ def test_a_part_without_its_method_is_one_line(method: str, folder: Path, root: 
 
 
 WRONG = {
-    "[0.0] * len(texts)": r"reward: the rewards of Scores are list; wanted: a tensor of one number a completion",
-    "torch.zeros(len(texts), 1)": r"reward: the rewards of Scores are a tensor of shape \[\d+, 1\]; wanted: [^\n]*",
-    "torch.zeros(len(texts) + 1)": r"reward=Short: score gave \d+ for \d+ completions; wanted: [^\n]*",
+    "Scores([0.0] * len(texts), {})": "reward: the rewards of Scores are list; wanted: .*",
+    "Scores(torch.zeros(len(texts), 1), {})": r"reward: the rewards of Scores are .* shape \[\d+, 1\]; wanted: .*",
+    "Scores(torch.zeros(len(texts) + 1), {})": r"reward=Short: score gave \d+ for \d+ completions; wanted: .*",
+    "Scores(torch.zeros(len(texts)), {'few': torch.zeros(2)})": "reward: part 'few' of Scores are .*; wanted: .*",
+    "Scores(lengths / 9, None)": r"reward: the parts of Scores are NoneType; wanted: a mapping, as in \{\}",
+    "lengths": r"reward=Short: score gave Tensor for \d+ completions; wanted: .*",
 }
 
 
-@pytest.mark.parametrize("given", [*WRONG, "part", "bare"])
+@pytest.mark.parametrize("given", WRONG)
 def test_scores_of_another_shape_are_one_line(given: str, folder: Path, root: Path) -> None:
     path = folder / "my_rewards.py"
-    text = path.read_text()
-    whole = re.search(r"return (Scores\((.*), (\{.*\})\))\n", text)
-    assert whole is not None
-    if given == "part":
-        new, said = (
-            "torch.zeros(len(texts)), {'few': torch.zeros(2)}",
-            r"reward: part 'few' of Scores are [^\n]*wanted: [^\n]*",
-        )
-    else:
-        new, said = f"{given}, {{}}", WRONG.get(given, r"reward=Short: score gave Tensor for \d+ completions; [^\n]*")
-    new = "lengths" if given == "bare" else f"Scores({new})"
-    path.write_text(text.replace(whole[1], new))
+    text, found = re.subn(r"return Scores.*", f"return {given}", path.read_text())
+    assert found == 1
+    path.write_text(text)
     done = typed(folder, root, "--config-dir", "options", "reward=short", *SHORT)
     assert done.returncode == 2
-    assert re.fullmatch(f"error: {said}\n", done.stderr), done.stderr
+    assert re.fullmatch(f"error: {WRONG[given]}\n", done.stderr), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("method", "gives", "said"),
+    [
+        ("select", "(self.prompt(i, i) for i in range(2))", "a generator"),
+        ("select", "None", "nothing"),
+        ("prompts", "()", "nothing"),
+        ("prompts", "['1+1=']", "a list"),
+    ],
+)
+def test_other_than_prompts_is_one_line(method: str, gives: str, said: str, folder: Path, root: Path) -> None:
+    path = folder / "my_tasks.py"
+    text, found = re.subn(rf"(def {method}\(.*\n +return) .*", rf"\1 {gives}", path.read_text())
+    assert found == 1
+    path.write_text(text)
+    done = typed(folder, root, "--config-dir", "options", "task=sums", "reward=short", *SHORT)
+    assert done.returncode == 2
+    assert re.fullmatch(rf"error: task: {method} gave {said}; wanted: [^\n]*docs/own\.md\n", done.stderr), done.stderr
