@@ -114,7 +114,7 @@ def compare(folders: Sequence[Path], *, baseline: str | None = None) -> Comparis
     Raises: DataError for a name that does not exist, and where there is no run at all; ConfigError where no point has
     the baseline's name.
     """
-    inside = {folder: runs.find(folder) if folder.is_dir() else [] for folder in folders}
+    inside = {folder: runs.find(folder) for folder in folders}
     found = [run for some in inside.values() for run in some]
     missing = next((folder for folder in folders if not folder.exists()), None)
     if missing is not None or not found:
