@@ -9,6 +9,7 @@ the configuration has them, and a resumed run may change them. Nor is a random s
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import os
 import re
@@ -244,7 +245,8 @@ def _check(folder: Path, name: str, stamp: Mapping[str, int]) -> None:
 
 
 def _way_out(folder: Path) -> str:
-    older = [path for path in checkpoints(folder.resolve().parent.parent) if path.name < folder.resolve().name]
+    own = folder.resolve()
+    older = list(itertools.takewhile(lambda path: path != own, checkpoints(own.parent.parent)))
     return f"delete {folder} to resume from " + (older[-1].name if older else "the start")
 
 

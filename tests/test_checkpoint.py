@@ -164,6 +164,17 @@ def test_damage_is_named_and_nothing_is_restored(tmp_path: Path, name: str, harm
     assert same(other.tensors(), before)
 
 
+@pytest.mark.parametrize(
+    ("damaged", "left"), [(999_998, "the start"), (999_999, "step-999998"), (1_000_000, "step-999999")]
+)
+def test_the_way_out_of_damage_is_the_checkpoint_before(tmp_path: Path, damaged: int, left: str) -> None:
+    folders = [Bench().save(tmp_path, step, keep=3) for step in (999_998, 999_999, 1_000_000)]
+    (folder,) = (folder for folder in folders if folder.name == f"step-{damaged}")
+    (folder / "trainer.json").unlink()
+    with pytest.raises(DataError, match=f"delete {folder} to resume from {left}$"):
+        Bench().restore(folder)
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 99}'])
 def test_a_damaged_trainer_file_is_named(tmp_path: Path, text: str) -> None:
     folder = Bench().save(tmp_path, 1)
