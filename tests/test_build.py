@@ -1,0 +1,77 @@
+"""What is refused before anything is built, and what the parts of a run are given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rookexp import build, tokenizers
+from rookexp.errors import ConfigError, DataError
+
+CORPUS = Path("corpus/train.txt")
+
+
+def tokenized(texts: list[str], places: int) -> Any:
+    config = SimpleNamespace(n_positions=places)
+    policy = SimpleNamespace(tokenizer=tokenizers.characters(), model=SimpleNamespace(config=config))
+    return build.token_documents(policy, CORPUS, texts)  # type: ignore[arg-type]
+
+
+def test_documents_are_their_tokens_and_an_end_with_their_prompts_counted() -> None:
+    texts = ["P: 8/8 w  M: a1a2 E: 1 B: a1a2", "L: 8/8 M:", "A: no prompt"]
+    found, letters = tokenized(texts, 99), tokenizers.characters()
+    assert found.flat.tolist() == [i for text in texts for i in (*letters.encode(text), letters.eot_id)]
+    assert found.lengths.tolist() == [len(text) + 1 for text in texts]
+    assert found.prompt_lengths.tolist() == [texts[0].index("M:") + 2, len(texts[1]), 0]
+
+
+def test_a_document_may_fill_every_position_and_have_its_end_beyond() -> None:
+    assert tokenized(["P: 8/8 M: ", "A: x"], 10).lengths.tolist() == [11, 5]
+    with pytest.raises(ConfigError, match=rf"n_positions=9: allowed: >= 10, for the longest document of {CORPUS}"):
+        tokenized(["P: 8/8 M: ", "A: x"], 9)
+    with pytest.raises(DataError, match=rf"{CORPUS}: empty; make it"):
+        tokenized([], 10)
+
+
+def test_a_step_has_as_many_minibatches_as_rows_at_most() -> None:
+    build.check_rows({"prompts_per_step": 3, "group_size": 4, "minibatches": 12})
+    with pytest.raises(ConfigError, match=r"grpo\.minibatches=13: allowed: at most the 12 rows of a step"):
+        build.check_rows({"prompts_per_step": 3, "group_size": 4, "minibatches": 13})
+
+
+class Positions:
+    """A task that says what it was made of."""
+
+    def __init__(self, *, positions: str, seed: int) -> None:
+        self.made_of = f"asked of {positions} by a seed of {seed}"
+
+    def prompts(self) -> tuple[str, ...]:
+        return (self.made_of,)
+
+
+def test_the_evaluation_asks_the_tasks_prompts_or_those_on_other_positions() -> None:
+    task = SimpleNamespace(prompts=lambda: ("the task's",))
+    own = {"_target_": "test_build.Positions", "positions": "one"}
+    for asked, config, prompts in (
+        (None, own, ("the task's",)),
+        (None, {"_target_": "test_build.Positions"}, ("the task's",)),
+        ("two", own, ("asked of two by a seed of 7",)),
+    ):
+        found = build.evaluation_prompts({"eval": {"positions": asked}, "task": config}, task, {"seed": 7})
+        assert found == prompts
+    with pytest.raises(ConfigError, match=r"eval\.positions=two: this task has several sources"):
+        build.evaluation_prompts({"eval": {"positions": "two"}, "task": {"_target_": "x"}}, task, {})
+
+
+def test_only_the_number_of_prompts_that_is_a_steps_grows_wherever_it_stands() -> None:
+    node = {"prompts": 8, "seed": 8, "tasks": {"P": {"prompts": 8, "order": "fixed"}, "A": {"prompts": 3}}, "more": [8]}
+    wider = {
+        "prompts": 9,
+        "seed": 8,
+        "tasks": {"P": {"prompts": 9, "order": "fixed"}, "A": {"prompts": 3}},
+        "more": [8],
+    }
+    assert build.with_prompts(node, 8, 9) == wider
