@@ -135,7 +135,8 @@ def test_the_newest_are_kept_and_found_by_number(tmp_path: Path) -> None:
 def test_a_step_saved_again_is_replaced_and_leftovers_go(tmp_path: Path) -> None:
     bench = Bench()
     bench.save(tmp_path, 1)
-    (tmp_path / "checkpoints" / ".partial-step-000009").mkdir()
+    for left in ("step-000009", "step-000001", "replaced-step-000001"):
+        (tmp_path / "checkpoints" / f".partial-{left}").mkdir()
     bench.train(0, 1)
     folder = bench.save(tmp_path, 1)
     other = Bench()
@@ -159,7 +160,8 @@ def test_damage_is_named_and_nothing_is_restored(tmp_path: Path, name: str, harm
         path.write_bytes(content[:-5] if harm == "cut" else content[:-5] + bytes([content[-5] ^ 1]) + content[-4:])
     other = Bench()
     before = other.tensors()
-    with pytest.raises(DataError, match=f"{name}: (damaged|missing).*to resume from step-000001"):
+    state = "missing" if harm == "remove" else "damaged"
+    with pytest.raises(DataError, match=f"{name}: {state}.*to resume from step-000001"):
         other.restore(checkpoint.latest(tmp_path))
     assert same(other.tensors(), before)
 
@@ -205,6 +207,35 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
         other.restore(folder)
 
 
+class Counting(torch.optim.SGD):
+    """Has a number, nothing and a tensor of a size of its own for each parameter."""
+
+    more = 0
+
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        for parameter in self.param_groups[0]["params"]:
+            count, size = self.state[parameter].get("count", 0) + 1, (len(parameter) + self.more, parameter.shape[1])
+            self.state[parameter] = {"count": count, "none": None, "sizes": parameter.new_zeros(size)}
+
+
+def test_plain_numbers_of_the_optimizers_state_come_back(tmp_path: Path) -> None:
+    bench, other = Bench(Counting), Bench(Counting)
+    bench.train(0, 3)
+    other.restore(bench.save(tmp_path, 3))
+    for parameter in other.optimizer.param_groups[0]["params"]:
+        assert other.optimizer.state[parameter].keys() == {"count", "sizes"}
+        assert other.optimizer.state[parameter]["count"] == 3
+
+
+def test_state_of_another_shape_than_its_parameter_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Counting, "more", 1)
+    bench = Bench(Counting)
+    bench.train(0, 1)
+    with pytest.raises(DataError, match=r"model\.\S+/sizes has shape \[\d+, 8\], the parameter"):
+        Bench(Counting).restore(bench.save(tmp_path, 1))
+
+
 def fail_to_save(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -235,6 +266,13 @@ def test_a_full_disk_leaves_the_previous_checkpoint(
     other = Bench()
     other.restore(previous)
     assert same(other.tensors(), before)
+
+
+def test_a_first_checkpoint_that_fails_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "save_file", fail_to_save)
+    with pytest.raises(DataError, match="there is no earlier one"):
+        Bench().save(tmp_path, 1)
+    assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
 def test_trainer_file_is_plain_json(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -364,6 +365,14 @@ def test_a_step_is_timed_from_collecting_to_observing() -> None:
     trainer(model, grpo(model), tracker=record, steps=1).fit()
     assert 0 < record.rows[0]["step_s"] < time.perf_counter() - began
     assert record.rows[0]["tokens_per_s"] * record.rows[0]["step_s"] == pytest.approx(tokens)
+
+
+def test_the_wait_for_a_core_is_logged_where_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = iter([0.25, None, 0.0])
+    monkeypatch.setattr("rookexp.trainer.CoreWait", lambda: SimpleNamespace(share=lambda: next(shares)))
+    model, record = policy(), Record()
+    trainer(model, grpo(model), tracker=record, steps=3).fit()
+    assert [row.get("core_wait") for row in record.rows] == [0.25, None, 0.0]
 
 
 # What has a state besides: a value head with its moments, a reference that follows, a coefficient that is steered.
