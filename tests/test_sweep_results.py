@@ -1,0 +1,167 @@
+"""What a sweep makes of its jobs and points, without running any."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hydra.core.utils import JobReturn, JobStatus
+from made_runs import rows
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from rookexp import statistics
+from rookexp.errors import DataError, TrainingDiverged
+from rookexp.sweep import outcome, results
+from rookexp.sweep.outcome import Outcome
+from rookexp.sweep.settings import Settings
+
+
+def settings(**changes: Any) -> Settings:
+    chosen: dict[str, Any] = {
+        "study_name": "s", "storage": None, "n_trials": None, "n_jobs": 1, "seeds": 1, "statistic": "mean",
+        "objective": "gain", "direction": "maximize", "constraints": [], "baseline": None, "max_failure_rate": 1.0,
+        "params": {}, "sampler": {}, "new_seed": False, "pruner": {}, "prune_on": "step",
+    }  # fmt: skip
+    return Settings(**chosen | changes)
+
+
+def plan(**changes: Any) -> Any:
+    return SimpleNamespace(settings=settings(**changes))
+
+
+def trials(*values: tuple[float, ...] | None, excess: dict[int, float] | None = None) -> list[FrozenTrial]:
+    """Complete trials in order, None for one that failed; some break a constraint."""
+    made = []
+    for number, own in enumerate(values):
+        broken = {"excess": {"kl <= 1": excess[number]}} if excess and number in excess else {}
+        state = TrialState.FAIL if own is None else TrialState.COMPLETE
+        trial = create_trial(state=state, values=own, user_attrs=broken)
+        trial.number = number
+        made.append(trial)
+    return made
+
+
+def numbers(found: list[FrozenTrial]) -> list[int]:
+    return [trial.number for trial in found]
+
+
+# ---- points ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("direction", "order"), [("maximize", [1, 3, 0, 4, 2]), ("minimize", [0, 3, 1, 2, 4])])
+def test_points_are_ranked_by_the_first_objective_behind_the_constraints(direction: str, order: list[int]) -> None:
+    made = trials((0.1,), (0.3,), (0.4,), (0.2,), (0.9,), None, excess={2: 1.0, 4: 0.1, 3: 0.0, 1: -1.0})
+    assert numbers(results.ranked(plan(direction=direction), made)) == order
+    assert numbers(results.best(plan(direction=direction), made)) == order[:1]
+    assert [results.feasible(trial) for trial in made] == [True, True, False, True, False, True]
+    assert results.best(plan(), trials((0.1,), None, excess={0: 0.5})) == []
+
+
+def test_with_several_objectives_the_best_are_those_that_no_other_dominates() -> None:
+    made = trials((1.0, 5.0), (2.0, 5.0), (3.0, 9.0), (0.0, 1.0), (2.0, 5.0), (9.0, 0.0), excess={5: 1.0})
+    two = plan(objective=["gain", "kl"], direction=["maximize", "minimize"])
+    assert numbers(results.best(two, made)) == [2, 1, 4, 3]
+    assert numbers(results.best(plan(objective=["gain", "kl"]), made)) == [2]
+
+
+def test_a_figure_of_a_point_is_the_sweeps_statistic_over_the_seeds_that_have_it() -> None:
+    known = {"0": {"gain": 0.1}, "1": {"kl": 7.0}, "2": {"gain": 0.2}, "3": {"gain": 0.9}, "4": {"gain": 0.3}}
+    values = [0.1, 0.2, 0.9, 0.3]
+    assert results.spread(plan(), known, "gain") == statistics.mean(values)
+    assert results.spread(plan(statistic="iqm"), known, "gain") == statistics.bootstrap(values, statistics.iqm)
+    assert results.spread(plan(statistic="iqm"), known, "gain").value == pytest.approx(0.25)
+    assert math.isnan(results.spread(plan(), known, "entropy").value)
+    assert results.interval_text(statistics.mean([0.5])) == "0.5"
+    assert results.interval_text(statistics.Interval(0.123456, 0.1, 0.20001)) == "0.1235 [0.1, 0.2]"
+
+
+def test_a_column_has_the_last_part_of_its_key_where_no_other_ends_so() -> None:
+    keys = ["optim.lr", "kl.coef", "grpo.entropy.coef", "steps"]
+    assert [results.short(key, keys) for key in keys] == ["lr", "kl.coef", "grpo.entropy.coef", "steps"]
+
+
+# ---- jobs -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_point_is_complete_where_all_its_jobs_finished() -> None:
+    done, bad, silent = Outcome("finished"), Outcome("failed", "why"), Outcome("diverged")
+    assert outcome.judged({0: done, 1: done}, None) == (TrialState.COMPLETE, "")
+    assert outcome.judged({0: done, 3: bad, 4: silent}, None) == (TrialState.FAIL, "seed 3: why")
+    assert outcome.judged({3: bad}, None) == (TrialState.FAIL, "why")
+    assert outcome.judged({0: done, 1: silent}, None) == (TrialState.FAIL, "seed 1: diverged")
+    assert outcome.judged({0: bad}, "too slow") == (TrialState.PRUNED, "too slow")
+
+
+def test_figures_are_those_that_are_logged_and_finite_and_those_that_are_asked_for() -> None:
+    logged = [*rows(gain=0.5), {"step": 21, "eval/legal": 0.75, "odd": None}]
+    found = outcome.figures(Outcome("finished", rows=logged), plan(objective=["eval/legal", "odd", "gain", "never"]))
+    assert found["eval/legal"] == 0.75
+    assert found["gain"] == pytest.approx(0.5)
+    assert "entropy" in found
+    assert not {"odd", "never"} & found.keys()
+    infinite = [{"step": 1, "grad_norm": None, "kl": 2.0}]
+    assert outcome.figures(Outcome("finished", rows=infinite), plan(objective="kl")) == {"kl": 2.0, "steps": 1.0}
+
+
+def test_a_constraint_is_broken_by_what_is_beyond_it() -> None:
+    both = plan(constraints=["kl <= 0.5", "entropy>=1"])
+    found = outcome.excess(both, {"kl": 0.75, "entropy": 1.25})
+    assert found == {"kl <= 0.5": 0.25, "entropy >= 1": -0.25}
+
+
+def test_what_a_job_left_is_read_in_one_line(tmp_path: Path) -> None:
+    assert outcome.read(tmp_path / "never") == Outcome("")
+    (tmp_path / "summary.json").write_text(json.dumps({"status": "failed", "reason": "a\n  b"}), encoding="utf-8")
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n', encoding="utf-8")
+    assert outcome.read(tmp_path) == Outcome("failed", "a b", [{"step": 0}])
+    (tmp_path / "summary.json").write_text("{}", encoding="utf-8")
+    assert outcome.read(tmp_path) == Outcome("")
+
+
+def ended(status: JobStatus, value: Any = None) -> JobReturn:
+    return JobReturn(status=status, _return_value=value)
+
+
+@pytest.mark.parametrize(
+    ("summary", "error", "after"),
+    [
+        (None, ValueError("a\nb"), {"status": "failed", "reason": "ValueError: a b"}),
+        (None, ValueError(), {"status": "failed", "reason": "ValueError"}),
+        (None, DataError("no data"), {"status": "failed", "reason": "no data"}),
+        ({"status": "running", "x": 1}, DataError("no"), {"status": "failed", "x": 1, "reason": "no"}),
+        ({"status": "diverged"}, TrainingDiverged("nan"), {"status": "failed", "reason": "nan"}),
+        ({"status": "diverged", "reason": "known"}, TrainingDiverged("nan"), {"status": "diverged", "reason": "known"}),
+        ({"status": "finished"}, DataError("late"), {"status": "finished"}),
+    ],
+)
+def test_why_a_job_failed_is_noted_unless_the_job_has_done_so(
+    summary: dict[str, Any] | None, error: Exception, after: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "7"
+    if summary is not None:
+        folder.mkdir()
+        (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    outcome.note_failure(folder, ended(JobStatus.FAILED, error))
+    assert json.loads((folder / "summary.json").read_text(encoding="utf-8")) == after
+    assert (folder / "error.txt").exists() is isinstance(error, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("configured", "status", "noted"),
+    [(True, "finished", False), (True, "running", True), (True, None, True), (False, None, False)],
+)
+def test_a_job_that_ends_in_silence_has_failed_if_it_had_begun(
+    configured: bool, status: str | None, noted: bool, tmp_path: Path
+) -> None:
+    if configured:
+        (tmp_path / "config.yaml").touch()
+    if status is not None:
+        (tmp_path / "summary.json").write_text(json.dumps({"status": status}), encoding="utf-8")
+    outcome.note_failure(tmp_path, ended(JobStatus.COMPLETED))
+    found = outcome.read(tmp_path)
+    assert found.status == ("failed" if noted else status or "")
+    assert found.reason.endswith("does not say how") is noted
