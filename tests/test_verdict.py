@@ -223,3 +223,91 @@ def test_a_null_gradient_norm_fails() -> None:
     rows[60]["grad_norm"] = None
     result = verdict.judge_rows(rows)
     assert [reason for reason in result.reasons if reason.startswith("FAIL gradient norm")]
+
+
+# ---- the parts of it ------------------------------------------------------------------------------------------------
+
+
+def test_the_moving_average_is_of_the_last_values_and_of_fewer_at_the_start() -> None:
+    y = np.random.default_rng(0).standard_normal(50)
+    plain = [y[max(0, i - verdict.WINDOW + 1) : i + 1].mean() for i in range(50)]
+    assert verdict.moving_average(y) == pytest.approx(np.array(plain))
+
+
+def test_the_interval_is_a_step_of_x_as_the_slope_is() -> None:
+    y = rising()
+    every, fifth = (verdict.moving_average_slope(7.0 + spacing * np.arange(120), y) for spacing in (1, 5))
+    for name in ("value", "low", "high"):
+        assert getattr(fifth, name) == pytest.approx(getattr(every, name) / 5)
+
+
+def test_the_noise_is_what_a_quintic_leaves_and_its_error_a_bartlett_sum() -> None:
+    n = 60
+    y, x = np.random.default_rng(0).standard_normal(n), np.linspace(-1, 1, n)
+    errors = verdict._residuals(y, verdict._trend_basis(n))
+    assert errors == pytest.approx(y - np.polyval(np.polyfit(x, y, 5), x))
+    assert verdict._lag_one(errors) == pytest.approx(np.dot(errors[1:], errors[:-1]) / np.dot(errors, errors))
+    weights = verdict._slope_weights(n)
+    scores, lags = errors * weights, np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
+    kernel = np.maximum(1 - lags / (verdict.WINDOW + 1), 0)
+    assert verdict._standard_error(errors, weights) == pytest.approx(np.sqrt(scores @ kernel @ scores))
+
+
+@pytest.mark.parametrize(
+    ("jump", "low", "value", "told"),
+    [(22, -0.1, 0.1, True), (23, -0.1, 0.1, False), (5, 0.1, 0.2, False), (5, -0.1, 0.0, False), (5, 0.0, 0.1, True)],
+)
+def test_a_rise_is_over_early_within_the_first_third(jump: int, low: float, value: float, told: bool) -> None:
+    """The mean of 20 has 95 % of a jump at its 19th value."""
+    x, y = 100 + np.arange(121.0), (np.arange(121) >= jump).astype(float)
+    said = verdict._hint(x, y, verdict.Slope(value, low, 0.3, 0.0))
+    assert (f"over by step {100 + jump + 18}," in said) is told
+    assert bool(said) is told
+
+
+@pytest.mark.parametrize(
+    ("changes", "passed"),
+    [
+        ({"kl_share": np.full(120, 0.7)}, True),
+        ({"grad_norm": np.r_[np.full(60, 0.5), np.full(60, 5.0)]}, True),
+        ({"dead_share": ([5], [0.9])}, True),
+        ({"greedy_start": 0.5, "greedy_end": 0.5}, False),
+    ],
+)
+def test_a_limit_itself_is_allowed_and_no_gain_is_no_learning(changes: dict[str, object], passed: bool) -> None:
+    assert judged(rising(), **changes).passed is passed
+
+
+def test_dead_groups_count_as_far_as_they_were_logged() -> None:
+    reward = rising()
+    late = judged(reward, dead_share=(np.arange(110, 120), np.linspace(0.2, 0.4, 10)))
+    assert late.figures["dead_share"] == pytest.approx(0.3), "all, if none is of the time of learning"
+    assert "dead groups: 0.30 while learning" in late.reasons[-1]
+    never = judged(reward, dead_share=(np.array([]), np.array([])))
+    assert np.isnan(never.figures["dead_share"])
+    assert never.reasons[-1].startswith("PASS dead groups: not logged")
+
+
+def test_the_reasons_have_the_figures() -> None:
+    result = judged(rising())
+    slope = 100 * result.figures["slope"]
+    assert (
+        f"greedy reward: {slope:+.4f} per 100 steps, 95 % interval [{100 * result.figures['slope_low']:+.4f}, "
+        in (result.reasons[1])
+    )
+    assert "KL share beside the advantages: median of the last 20 steps 0.20 (at most" in result.reasons[2]
+    assert "KL share beside the advantages: no KL term (" in judged(rising(), kl_share=None).reasons[2]
+
+
+def test_one_window_of_gradient_norms_is_judged_by_itself() -> None:
+    norms = np.geomspace(1, 100, verdict.WINDOW)
+    assert verdict.grad_growth(norms) == pytest.approx(np.quantile(norms, 0.9) / np.median(norms))
+    assert verdict.grad_growth(norms[1:]) == 1
+
+
+def test_as_many_evaluations_as_steps_are_enough() -> None:
+    rows = rows_of(rising(121), 1)
+    del rows[0]["eval/reward"]  # as of a run that goes on
+    assert "of the greedy reward" in verdict.judge_rows(rows).reasons[1]
+    del rows[1]["eval/reward"]
+    assert "of the rollout reward" in verdict.judge_rows(rows).reasons[1]
