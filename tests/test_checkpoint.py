@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import threading
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -275,8 +277,26 @@ def test_a_first_checkpoint_that_fails_leaves_none(tmp_path: Path, monkeypatch: 
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="Linux tells")
+def test_all_is_on_the_disk_before_it_has_its_name_and_nothing_stays_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(checkpoint.os, "fsync", lambda number: synced.append(os.readlink(f"/proc/self/fd/{number}")))
+    before = len(os.listdir("/proc/self/fd"))
+    folder = Bench().save(tmp_path, 3)
+    assert len(os.listdir("/proc/self/fd")) == before
+    partial, root = f"{folder.parent}/.partial-{folder.name}", str(folder.parent)
+    below = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+    assert set(synced[:-1]) == {partial, *(f"{partial}/{name}" for name in below)}
+    assert synced[-1] == root, "the name itself comes last"
+
+
 def test_trainer_file_is_plain_json(tmp_path: Path) -> None:
-    about = json.loads((Bench().save(tmp_path, 3) / "trainer.json").read_text())
+    folder = Bench().save(tmp_path, 3)
+    about = json.loads((folder / "trainer.json").read_text())
+    modules = (folder / "modules.safetensors").read_bytes()
+    assert about["files"]["modules.safetensors"] == {"bytes": len(modules), "crc32": zlib.crc32(modules)}
     assert about["step"] == 3
     assert set(about["files"]) >= {"optimizer.safetensors", "modules.safetensors", "model/model.safetensors"}
     assert about["versions"]["torch"] == torch.__version__

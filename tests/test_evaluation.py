@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import EOT, PROMPTS, Ask, Letters, Vowels, flat, policy
+from tiny import EOT, PROMPTS, Ask, Letters, Vowels, bf16, flat, policy
 
+from rookexp import generate
 from rookexp.evaluation import Greedy
 from rookexp.types import Prompt, Scores
 
@@ -107,6 +108,16 @@ def test_batches_change_no_answer() -> None:
     evaluate.batch = 2
     assert repr(evaluate(0)) == repr(whole)
     assert repr(evaluate.completions) == repr(rows)
+
+
+def test_all_is_decoded_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside: list[bool] = []
+    decode, evaluate = generate.greedy, greedy(policy())
+    seen = lambda *given: inside.append(torch.is_autocast_enabled("cpu")) or decode(*given)  # noqa: E731
+    monkeypatch.setattr(generate, "greedy", seen)
+    evaluate.batch, evaluate.autocast = 2, bf16
+    evaluate(0)
+    assert inside == [True] * 3
 
 
 def test_one_prompt_is_enough() -> None:

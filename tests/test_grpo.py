@@ -74,6 +74,24 @@ def test_a_group_is_one_prompts_completions_and_the_table_shows_them_in_order() 
         assert not experience.advantages[i][~at].any()
 
 
+def test_a_lone_token_has_its_whole_advantage_in_the_table_and_without_a_critic_nothing_is_expected() -> None:
+    table: list[dict[str, Any]] = []
+    short = Sampling(temperature=1.0, top_k=None, top_p=None, max_new_tokens=1)
+    objective = grpo(policy(), sampling=short, on_completions=lambda step, rows: table.extend(rows))
+    experience, _ = objective.collect(0)
+    assert experience.advantages.any()
+    assert [row["advantage"] for row in table] == pytest.approx(experience.advantages.sum(1).tolist())
+    assert not experience.values.any()
+    assert not experience.returns.any()
+
+
+def test_an_exact_sampler_is_asked_once() -> None:
+    objective = grpo(policy(), single_update=False, exact_sampler=True)
+    experience, metrics = objective.collect(0)
+    assert "sampler/abs_logprob_error" not in metrics
+    assert torch.equal(experience.logprobs, objective.source.collect(0)[0].logprobs)
+
+
 def test_advantages_are_clipped() -> None:
     assert grpo(policy()).collect(0)[0].advantages.abs().max() > 0.1
     assert grpo(policy(), advantage_clip=0.1).collect(0)[0].advantages.abs().max() == pytest.approx(0.1)

@@ -118,7 +118,14 @@ def test_bf16_is_near() -> None:
     exact, rounded = next_token(9, model=policy()), next_token(9, model=policy())
     rounded.autocast = bf16
     held_out = Documents(zip(TEXTS, PROMPTS, strict=True))
-    assert rounded.validation_loss(held_out, 9) == pytest.approx(exact.validation_loss(held_out, 9), rel=0.01)
+    found, expected = (objective.validation_loss(held_out, 9) for objective in (rounded, exact))
+    assert found == pytest.approx(expected, rel=0.01)
+    assert found != expected
+
+
+def test_a_batch_of_which_nothing_is_learned_has_no_weight() -> None:
+    weights = [next_token(1).collect(step)[0].weights for step in range(9)]
+    assert sorted(round(float(each.sum()), 6) for each in weights) == [0.0] + [1.0] * 8
 
 
 def test_documents_are_learned_by_heart() -> None:
