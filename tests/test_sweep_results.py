@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from hydra.core.utils import JobReturn, JobStatus
 from made_runs import rows
+from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from rookexp import statistics
@@ -18,6 +20,8 @@ from rookexp.errors import DataError, TrainingDiverged
 from rookexp.sweep import outcome, results
 from rookexp.sweep.outcome import Outcome
 from rookexp.sweep.settings import Settings
+from rookexp.sweep.space import Listed
+from rookexp.sweep.study import Plan
 
 
 def settings(**changes: Any) -> Settings:
@@ -165,3 +169,89 @@ def test_a_job_that_ends_in_silence_has_failed_if_it_had_begun(
     found = outcome.read(tmp_path)
     assert found.status == ("failed" if noted else status or "")
     assert found.reason.endswith("does not say how") is noted
+
+
+# ---- what is left to read -------------------------------------------------------------------------------------------
+
+
+def grid(folder: Path, cells: dict[tuple[int, int], float | None], **changes: Any) -> tuple[Plan, list[FrozenTrial]]:
+    """A sweep of two seeds over `b` and `a`, whose gains at (a, b) are the value, and that plus 0.1; None: failed."""
+    space: Any = SimpleNamespace(
+        params=[Listed.__new__(Listed)] * 2,
+        declared={"b": "0,1", "a": "0,1"},
+        snapped=lambda point: {"b": point["b"], "a": point["a"]},
+        overrides=lambda point: [f"{key}={point[key]}" for key in ("b", "a")],
+        part=lambda typed, path: typed,
+    )
+    chosen = CategoricalDistribution((0, 1, 2))
+    made = []
+    for number, ((a, b), value) in enumerate(cells.items()):
+        found = {} if value is None else {"0": {"gain": value, "kl": 1.0}, "1": {"gain": value + 0.1}}
+        trial = create_trial(
+            state=TrialState.FAIL if value is None else TrialState.COMPLETE,
+            values=None if value is None else [value + 0.05],
+            params={"a": a, "b": b},
+            distributions={"a": chosen, "b": chosen},
+            user_attrs={"figures": found, "excess": {}} | ({"reason": "why"} if value is None else {}),
+        )
+        trial.number = number
+        made.append(trial)
+    return Plan(settings(**changes), space, [0, 1], folder, {}, None), made
+
+
+def test_importance_is_the_share_of_the_variance_that_a_parameter_explains(tmp_path: Path) -> None:
+    plan, made = grid(tmp_path, {(0, 0): 0.0, (0, 1): 1.0, (1, 0): 3.0, (1, 1): 4.0, (0, 2): None})
+    book: Any = None
+    found = results.importance(plan, book, made)
+    assert found == pytest.approx({"a": 0.9, "b": 0.1})
+    assert list(found) == ["a", "b"], "largest first"
+    assert results.importance(plan, book, made[1:]) == pytest.approx({"a": 25 / 28, "b": 1 / 28})
+    assert results.importance(plan, book, made[:2]) == {}
+    assert results.importance(plan, book, grid(tmp_path, {(0, 0): 1.0, (0, 1): 1.0, (1, 0): 1.0})[1]) == {}
+
+
+def test_a_line_of_the_table_has_what_was_measured(tmp_path: Path) -> None:
+    plan, made = grid(tmp_path, {(0, 1): 0.5, (1, 0): None})
+    found = results.row(plan, made[0])
+    gain = statistics.mean([0.5, 0.6])
+    assert list(found)[:8] == ["trial", "state", "reason", "folders", "params_b", "params_a", "seeds", "gain"]
+    assert (found["trial"], found["state"], found["reason"], found["folders"]) == (0, "complete", "", "0 1")
+    assert (found["params_a"], found["params_b"], found["seeds"]) == (0, 1, 2)
+    assert (found["gain"], found["gain_low"], found["gain_high"]) == (gain.value, gain.low, gain.high)
+    assert found["kl"] == 1.0
+    assert "entropy" not in found
+    failed = {"trial": 1, "state": "fail", "reason": "why", "folders": "2 3", "params_b": 0, "params_a": 1, "seeds": 0}
+    assert results.row(plan, made[1]) == failed
+    made[0].user_attrs["excess"] = {"kl <= 0": 1.0, "kl <= 2": -1.0}
+    assert results.row(plan, made[0]) == found | {"kl <= 0": 1.0}
+    assert results.line(plan, made[0]) == f"trial 0 done: b=1 a=0: gain {results.interval_text(gain)}"
+    assert results.line(plan, made[1]) == "trial 1 failed: b=0 a=1: why"
+
+
+def test_the_summary_names_the_best_and_where_it_lies(tmp_path: Path) -> None:
+    plan, made = grid(tmp_path, {(0, 1): 0.5, (1, 0): None, (1, 1): 0.7})
+    found = results.summary(plan, made)
+    assert (found["best_params"], found["best_value"]) == ({"b": 1, "a": 1}, 0.75)
+    assert (found["best_trials"], found["best_folders"]) == ([2], [f"{tmp_path}/4", f"{tmp_path}/5"])
+    assert {state: count for state, count in found["counts"].items() if count} == {"complete": 2, "fail": 1}
+    nothing = results.summary(plan, made[1:2])
+    assert (nothing["best_params"], nothing["best_value"], nothing["best_trials"]) == (None, None, [])
+
+
+def test_a_point_is_set_beside_the_baseline_seed_by_seed(tmp_path: Path) -> None:
+    plan, made = grid(tmp_path, {(0, 0): None, (0, 1): 0.5, (1, 1): 0.7}, baseline=None)
+    base = results.baseline(plan, made)
+    assert base is made[1], "the first that is complete"
+    assert results.baseline(replace(plan, settings=settings(baseline={"a": 1})), made) is made[2]
+    assert results.baseline(replace(plan, settings=settings(baseline={"a": 2})), made) is None
+    for trial, gain in ((made[1], 0.5), (made[2], 0.7)):
+        noise = (0.0, 0.01, -0.01)
+        trial.user_attrs["figures"] = {str(i): {"gain": gain + i * 0.1 + (gain > 0.6) * noise[i]} for i in range(3)}
+    assert results.beside(plan, made[2], base, 1).startswith("+0.2 [+0.175, +0.225] better")
+    assert results.beside(plan, base, made[2], 1).endswith(" worse")
+    assert results.beside(plan, base, made[2], 100).endswith(" worse?")
+    assert results.beside(plan, base, base, 1) == "+0 [+0, +0] identical"
+    less = replace(plan, settings=settings(direction="minimize"))
+    assert results.beside(less, made[2], base, 1).endswith(" worse")
+    del base.user_attrs["figures"]["2"], base.user_attrs["figures"]["1"]
+    assert results.beside(plan, made[2], base, 1) == "+0.2 1 seed: cannot tell"
