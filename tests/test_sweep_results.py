@@ -205,6 +205,8 @@ def test_importance_is_the_share_of_the_variance_that_a_parameter_explains(tmp_p
     found = results.importance(plan, book, made)
     assert found == pytest.approx({"a": 0.9, "b": 0.1})
     assert list(found) == ["a", "b"], "largest first"
+    turned = grid(tmp_path, {(0, 0): 0.0, (1, 0): 1.0, (0, 1): 3.0, (1, 1): 4.0})[1]
+    assert list(results.importance(plan, book, turned)) == ["b", "a"]
     assert results.importance(plan, book, made[1:]) == pytest.approx({"a": 25 / 28, "b": 1 / 28})
     assert results.importance(plan, book, made[:2]) == {}
     assert results.importance(plan, book, grid(tmp_path, {(0, 0): 1.0, (0, 1): 1.0, (1, 0): 1.0})[1]) == {}
@@ -250,8 +252,33 @@ def test_a_point_is_set_beside_the_baseline_seed_by_seed(tmp_path: Path) -> None
     assert results.beside(plan, made[2], base, 1).startswith("+0.2 [+0.175, +0.225] better")
     assert results.beside(plan, base, made[2], 1).endswith(" worse")
     assert results.beside(plan, base, made[2], 100).endswith(" worse?")
+    assert results.beside(plan, made[2], base, 100).endswith(" better?")
     assert results.beside(plan, base, base, 1) == "+0 [+0, +0] identical"
     less = replace(plan, settings=settings(direction="minimize"))
     assert results.beside(less, made[2], base, 1).endswith(" worse")
     del base.user_attrs["figures"]["2"], base.user_attrs["figures"]["1"]
     assert results.beside(plan, made[2], base, 1) == "+0.2 1 seed: cannot tell"
+
+
+@pytest.mark.parametrize(
+    ("objective", "figure"), [("gain", "gain"), ("entropy", "entropy"), ("eval/legal", "reward"), ("loss", None)]
+)
+def test_only_a_reward_is_refused_for_the_reward(
+    objective: str, figure: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(results.points, "unlike", lambda *given: seen.append(given) or "no")
+    one, other = ("run", ("p",)), ("other", None)
+    assert results.unlike(plan(objective=objective), one, other) == ("no" if figure else None)
+    assert seen == ([(figure, "run", "other", {("p",)})] if figure else [])
+    for pair in ((None, other), (one, None)):
+        assert results.unlike(plan(objective=objective), *pair) is None
+    assert len(seen) == bool(figure)
+
+
+def test_points_are_apart_in_the_order_in_which_they_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = trials((0.1,), (0.3,), (0.4,), (0.2,), None)
+    monkeypatch.setattr(results, "measured", lambda _, trial: {0: "a", 1: None, 2: "a", 3: "b"}[trial.number])
+    monkeypatch.setattr(results, "unlike", lambda _, one, other: f"{one}{other}" if one != other else None)
+    assert results.apart(plan(), made[::-1]) == "trial 3 beside trial 2: ab"
+    assert results.apart(plan(), made[2::-1]) is None
