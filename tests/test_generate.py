@@ -282,6 +282,27 @@ def test_filter_of_a_wide_flat_row_reaches_its_share():
     assert (kept > -torch.inf).sum() == pytest.approx(1500, abs=3)
 
 
+def test_a_row_reaches_its_share_whatever_its_neighbours_need():
+    flat, steep = torch.arange(3000.0) * 1e-6, -torch.arange(3000.0)
+    alone = [filtered(row[None], None, 0.5) for row in (flat, steep)]
+    assert torch.equal(filtered(torch.stack([flat, steep]), None, 0.5), torch.cat(alone))
+
+
+def test_a_share_that_rounding_never_reaches_keeps_all():
+    logits = torch.randn(50, 3000, generator=torch.Generator().manual_seed(0))
+    mass = (logits.sort(-1, descending=True).values - logits.logsumexp(-1, keepdim=True)).exp().cumsum(-1)
+    assert (mass[:, -1] < 1).any(), "else nothing is tested"
+    short = mass[:, -1] < 1
+    assert torch.equal(filtered(logits, None, 1 - 1e-9)[short], logits[short])
+
+
+def test_inverse_cdf_is_the_first_that_exceeds_its_share():
+    weights = torch.tensor([[0.0, 1.0, 0.0, 2.0, 5.0, 0.0, 0.0, 8.0, 0.0]])
+    shares = [0.0, *(k + 0.5 for k in range(16)), 16.0]
+    found = [int(inverse_cdf(weights, torch.tensor([share / 16]))) for share in shares]
+    assert found == [1, 1] + 2 * [3] + 5 * [4] + 9 * [7]
+
+
 weight = st.one_of(st.just(0.0), st.floats(2**-20, 1.0, width=32), st.sampled_from([1e-30, 1.0, 3.0]))
 uniform = st.one_of(st.sampled_from([0.0, 0.5, 1 - 2**-24, 1.0]), st.floats(0, 1, width=32))
 
