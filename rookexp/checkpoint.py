@@ -231,6 +231,7 @@ def _read_about(folder: Path) -> dict[str, Any]:
         about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if about["format"] != FORMAT:
             raise DataError(f"{path}: checkpoint format {about['format']}; this version reads {FORMAT}")
+        _ = about["files"], about["optimizer"]["kind"], about["optimizer"]["scalars"]  # what is read of it later
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path}: missing or damaged ({error}); {_way_out(folder)}") from error
     return about

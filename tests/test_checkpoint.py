@@ -179,7 +179,9 @@ def test_the_way_out_of_damage_is_the_checkpoint_before(tmp_path: Path, damaged:
         Bench().restore(folder)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 99}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"format": 99}', '{"format": 1}', '{"format": 1, "files": {}, "optimizer": []}']
+)
 def test_a_damaged_trainer_file_is_named(tmp_path: Path, text: str) -> None:
     folder = Bench().save(tmp_path, 1)
     (folder / "trainer.json").write_text(text)
