@@ -10,6 +10,7 @@ import pytest
 
 from rookexp import build, tokenizers
 from rookexp.errors import ConfigError, DataError
+from rookexp.types import Prompt
 
 CORPUS = Path("corpus/train.txt")
 
@@ -48,20 +49,24 @@ class Positions:
     def __init__(self, *, positions: str, seed: int) -> None:
         self.made_of = f"asked of {positions} by a seed of {seed}"
 
-    def prompts(self) -> tuple[str, ...]:
-        return (self.made_of,)
+    def prompts(self) -> tuple[Prompt, ...]:
+        return (prompt(self.made_of),)
+
+
+def prompt(text: str) -> Prompt:
+    return Prompt(text=text, ids=(1,), answer=None, task="P")
 
 
 def test_the_evaluation_asks_the_tasks_prompts_or_those_on_other_positions() -> None:
-    task = SimpleNamespace(prompts=lambda: ("the task's",))
+    task = SimpleNamespace(prompts=lambda: (prompt("the task's"),), select=lambda step: (prompt("a step's"),))
     own = {"_target_": "test_build.Positions", "positions": "one"}
-    for asked, config, prompts in (
-        (None, own, ("the task's",)),
-        (None, {"_target_": "test_build.Positions"}, ("the task's",)),
-        ("two", own, ("asked of two by a seed of 7",)),
+    for asked, config, text in (
+        (None, own, "the task's"),
+        (None, {"_target_": "test_build.Positions"}, "the task's"),
+        ("two", own, "asked of two by a seed of 7"),
     ):
         found = build.evaluation_prompts({"eval": {"positions": asked}, "task": config}, task, {"seed": 7})
-        assert found == prompts
+        assert found == (prompt(text),)
     with pytest.raises(ConfigError, match=r"eval\.positions=two: this task has several sources"):
         build.evaluation_prompts({"eval": {"positions": "two"}, "task": {"_target_": "x"}}, task, {})
 
