@@ -28,7 +28,7 @@ def held_out(corpus: Path, path: Path) -> dict[str, int]:
     Raises: DataError where there is no corpus.
     """
     trained, counts, lines = keys_of(boards.ASSETS / "train.jsonl"), dict.fromkeys(SIDES, 0), []
-    for row in documents.load_rows(corpus, len(list(corpus.glob("annotations-*.jsonl"))))[0]:
+    for row in documents.load_rows(corpus, len(list(corpus.glob("annotations-*.jsonl"))), valued=False)[0]:
         key = position_key(row.board)
         if split_of(key) != "train" and key not in trained:
             lines.append(json.dumps(row.record()))

@@ -20,14 +20,13 @@ from rookexp.files import write_atomic
 from rookexp.heldout import prompt_of, read_documents, tasks_of
 from rookexp.objectives.likelihood import Documents
 from rookexp.policies import Pretrained
-from rookexp.rewards.engine import Lasting, Stockfish
+from rookexp.rewards.engine import ALL_MOVES, Lasting, Stockfish
 from rookexp.tasks import games, made, mates
 from rookexp.tasks.a_figures import environment_figures, same
 from rookexp.tasks.figures import Figures, mean_of, ratio_of
 from rookexp.tasks.p_figures import best_moves, policy_figures
 
 FIGURES, COMPLETIONS, GAMES, PAGE = "figures.json", "completions.jsonl", "games.jsonl", "evaluation.html"
-ALL_MOVES = 256  # lines that are enough for every legal move: no position has more than 218
 ENGINE_TIMEOUT_S = 60.0
 ENGINE_RETRIES = 2  # of a position whose engine crashes or hangs
 NAMED = 3  # problems that cannot be read and are named; all are counted

@@ -27,6 +27,7 @@ INSTALL_HINT = "install it with `apt-get install stockfish` (or `brew install st
 TIMEOUTS = (TimeoutError, asyncio.TimeoutError)  # two classes before Python 3.11
 FAILURES = (chess.engine.EngineError, OSError, concurrent.futures.CancelledError, *TIMEOUTS)
 OPTIONS = {"Threads": 1, "Hash": 1}  # the hash in MiB
+ALL_MOVES = 256  # lines that are enough for every legal move: no position has more than 218
 GONE_S = 5.0  # how long a killed process may take to be gone
 MORE_NODES = (1, 10, 100, 1000, 10_000)  # times the limit, until each line has a value
 
