@@ -621,11 +621,13 @@ def test_a_batch_is_not_larger_than_the_data(
     assert "grpo.prompts_per_step=256, of 2 given" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("sweep", [["sweep=grid"], []])
+@pytest.mark.parametrize(
+    ("sweep", "grow"), [(["sweep=grid"], "batch"), (["sweep=grid"], "micro_batch,batch"), ([], "batch")]
+)
 def test_a_sweeps_batches_do_not_grow(
-    sweep: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet_logging: None, capsys: Any
+    sweep: list[str], grow: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet_logging: None, capsys: Any
 ) -> None:
-    words = ["debug=fast", "hardware.fit=true", "hardware.grow=batch", "grpo.prompts_per_step=2,4", *sweep]
+    words = ["debug=fast", "hardware.fit=true", f"hardware.grow={grow}", "grpo.prompts_per_step=2,4", *sweep]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["train", "-m", *words, "hydra.sweep.dir=swept"])
     with pytest.raises(SystemExit) as ended:

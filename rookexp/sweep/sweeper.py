@@ -78,7 +78,9 @@ def planned(arguments: Sequence[str], config: DictConfig, context: HydraContext)
     own.make_pruner()
     probe(found, config, context, grid)
     base = context.config_loader.load_sweep_config(config, list(found.fixed))
-    if OmegaConf.select(base, "hardware.grow") == "batch":
+    grow = "hardware.grow"
+    varied = (value for p in found.params if p.key.lstrip("+") == grow for value in p.values)
+    if "batch" in (OmegaConf.select(base, grow), *varied):
         raise ConfigError(job.GROWS)
     return Plan(
         settings=own,
