@@ -66,7 +66,7 @@ def values_path(folder: str | Path, index: int) -> Path:
 def run_job(job: AnnotateJob) -> None:
     """Writes one shard, and the values of all moves where these are asked for, unless they are there.
 
-    A job that fails or is killed leaves no part of a file behind.
+    A file that is there is complete, however the job ended.
     Raises: EngineError when the engine is missing or fails; DataError when a file cannot be read or written.
     """
     path, values = shard_path(job.folder, job.index), values_path(job.folder, job.index)

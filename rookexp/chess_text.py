@@ -289,9 +289,8 @@ def asked_of(document: str) -> list[tuple[int, int]]:
     Only L documents have such lists: in a P document it is the answer that lists.
     """
     prompt = (0, len(prompt_of(document)))
-    return (
-        [prompt, *(match.span() for match in LIST.finditer(document, prompt[1]))] if document[:2] == "L:" else [prompt]
-    )
+    lists = LIST.finditer(document, prompt[1]) if document.startswith("L: ") else ()
+    return [prompt, *(match.span() for match in lists)]
 
 
 def parse_a_prompt(text: str) -> EnvironmentPrompt | None:

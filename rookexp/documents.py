@@ -160,11 +160,10 @@ def l_document(row: Row, form: str, rng: random.Random) -> str | None:
     Published data has no such documents.
     """
     moves, lost = sorted(chess_text.legal_ucis(row.board)), pawns_lost(row.values_cp)
-    size = 3 * len(moves)
     if form == "moves":
         answer, size = moves, 2 * len(moves)
     elif form == "losses":
-        answer = [f"{move} {lost[move]}" for move in moves]
+        answer, size = [f"{move} {lost[move]}" for move in moves], 3 * len(moves)
     else:
         rng.shuffle(moves)
         starts = range(0, len(moves) - LISTED + 1, LISTED)[: L_TOKENS // LIST_TOKENS]
