@@ -94,8 +94,8 @@ class HealthTracker:
     The entropy's limit is the larger of `entropy_nats` and `entropy_share` of its first value. The KL share is the
     median of its last `kl_share_steps` values, the wait for a core that of its last 3. `clip_frac` is looked at only
     where a batch has one update: its ratios are 1, so the limit is 0 and no setting; `sampler_nats` limits what makes
-    them differ from 1, and sees it in bf16, too. Of the gradient only the shares of divergence and entropy are looked
-    at.
+    them differ from 1, and sees it in bf16, too. `kl_rise_nats` limits how far KL(policy || reference) rises from one
+    step to the next. Of the gradient only the shares of divergence and entropy are looked at.
 
     Nothing is saved: a resumed run begins with no episode and no count, and its first entropy is that of its own
     first step. `trackers` are told the summary; those that join the sequence later are, too.
@@ -109,6 +109,7 @@ class HealthTracker:
         entropy_nats: Annotated[float, Ge(0)],
         kl_share: Share,
         kl_share_steps: Annotated[int, Gt(0)],
+        kl_rise_nats: Annotated[float, Ge(0)],
         sampler_nats: Annotated[float, Ge(0)],
         truncated: Share,
         identical: Share,
@@ -120,6 +121,7 @@ class HealthTracker:
         self.entropy_share = entropy_share
         self.entropy_nats = entropy_nats
         self.kl_share = kl_share
+        self.kl_rise_nats = kl_rise_nats
         self.sampler_nats = sampler_nats
         self.calm_steps = calm_steps
         self.trackers = trackers
@@ -128,6 +130,7 @@ class HealthTracker:
         self._limits["core_wait"] = core_wait
         self._values: dict[str, deque[float]] = {}  # of each symptom, the last ones
         self._first_entropy: float | None = None
+        self._last_kl: float | None = None
         self._kl_shares: deque[float] = deque(maxlen=kl_share_steps)
         self._episodes: dict[str, Episodes] = {}
         self._told: dict[str, int] = {}
@@ -174,6 +177,13 @@ class HealthTracker:
                 "the policy collapses onto one answer to each prompt: try a larger grpo.entropy_coef"
             )
             yield "entropy", entropy < limit, line
+        if (kl := seen.get("kl/forward")) is not None:
+            rise, self._last_kl = kl - (kl if self._last_kl is None else self._last_kl), kl
+            line = (
+                f"the KL to the reference rose by {rise:.3g} nats a token in one step (limit {self.kl_rise_nats:g}); "
+                "the step was too long and undoes what the model knew: try a smaller optim.lr"
+            )
+            yield "kl_rise", rise > self.kl_rise_nats, line
         if (error := seen.get("sampler/abs_logprob_error")) is not None:
             line = (
                 f"sampler and training differ by {error:.3g} nats a token (limit {self.sampler_nats:g}); "

@@ -23,6 +23,7 @@ LIMITS: dict[str, Any] = {
     "entropy_nats": 0.01,
     "kl_share": 0.7,
     "kl_share_steps": 3,
+    "kl_rise_nats": 1.0,
     "sampler_nats": 0.05,
     "truncated": 0.1,
     "identical": 0.8,
@@ -129,6 +130,15 @@ def test_kl_share_must_persist(run: Run) -> None:
     lines, counts = run([{"kl_share": value} for value in (0.1, 0.9, 0.8, 0.9)])
     assert counts == {"kl_share": 1}
     assert lines[0].startswith("health: step 3: KL share 0.80, median of the last 3 steps (limit 0.7); ")
+
+
+def test_a_step_that_was_too_long_is_said_and_a_kl_that_is_high_or_falls_is_not(run: Run) -> None:
+    lines, counts = run([{"kl/forward": kl} for kl in (8.0, 9.0, 0.5, 1.5, 2.6)])
+    assert counts == {"kl_rise": 1}
+    assert lines == [
+        "health: step 5: the KL to the reference rose by 1.1 nats a token in one step (limit 1); "
+        "the step was too long and undoes what the model knew: try a smaller optim.lr"
+    ]
 
 
 def test_a_sampler_that_differs_is_said_whatever_the_ratio(run: Run) -> None:
