@@ -132,11 +132,19 @@ def engine_moves(config: dict[str, Any]) -> dict[str, str]:
 
     A file that has moved is looked for among the package's own, which are the same by the same name.
     """
-    named = (config.get("eval") or {}).get("positions") or (config.get("task") or {}).get("positions")
-    for path in (Path(str(named)), ASSETS / Path(str(named)).name) if named else ():
-        if path.is_file():
-            return dict(_engine_moves(path))
-    return {}
+    found: dict[str, str] = {}
+    for name in asked_files(config):
+        path = next((path for path in (Path(name), ASSETS / Path(name).name) if path.is_file()), None)
+        found |= {} if path is None else dict(_engine_moves(path))
+    return found
+
+
+def asked_files(config: Mapping[str, Any]) -> list[str]:
+    """The files of what a run's evaluation asks: those of `eval.positions`, else the task's own."""
+    task, other = config.get("task") or {}, (config.get("eval") or {}).get("positions")
+    own = {name: node.get("positions") for name, node in {"": task, **(task.get("tasks") or {})}.items()}
+    asked = {**own, **other} if isinstance(other, Mapping) else own if other is None else {"": other}
+    return [name for name in asked.values() if isinstance(name, str)]
 
 
 @lru_cache(maxsize=4)

@@ -49,7 +49,7 @@ ALSO: dict[str, dict[str, Any]] = {
     },
     "eval": {
         "every": Annotated[int, Ge(1)],
-        "positions": str | None,
+        "positions": str | Mapping[str, str] | None,
     },
 }
 METHODS = {"task": ("select", "prompts"), "reward": ("score",)}  # of what a user may have written
@@ -210,14 +210,32 @@ def check_rows(grpo: Config) -> None:
 def evaluation_prompts(config: Config, task: Any, objects: Config) -> tuple[Prompt, ...]:
     """What the greedy evaluation asks: the task's own prompts, or those of the same task on `eval.positions`.
 
-    Raises: ConfigError where the task has no `positions` that could be replaced, or asks other than prompts.
+    Raises: ConfigError where no positions of the task could be replaced, or it asks other than prompts.
     """
     asked = config["eval"]["positions"]
-    if asked is not None and "positions" not in config["task"]:
-        raise check.refusal("eval.positions", asked, "this task has several sources or its own split; allowed: null")
-    source = task if asked is None else make({**config["task"], "positions": asked}, **objects)
+    source = task if asked is None else make(asking(config["task"], asked), **objects)
     prompts_of("select", task.select(0))
     return prompts_of("prompts", source.prompts())
+
+
+def asking(task: Config, positions: str | Mapping[str, str]) -> Config:
+    """A task's node that asks other positions; of one that has several tasks, each that is named asks its own.
+
+    Raises: ConfigError where it has no `positions` that could be replaced.
+    """
+    tasks: Config = task.get("tasks", {})
+    able = [name for name, node in tasks.items() if "positions" in node]
+    allowed = f"allowed: eval.positions={{{', '.join(f'{name}: FILE' for name in able)}}}" if able else "allowed: null"
+    if isinstance(positions, str):
+        if "positions" not in task:
+            wrong = f"this task has several sources or its own split; {allowed}"
+            raise check.refusal("eval.positions", positions, wrong)
+        return {**task, "positions": positions}
+    for name, file in positions.items():
+        if name not in able:
+            remedy = "allowed: a file" if "positions" in task else allowed
+            raise check.refusal(f"eval.positions.{name}", file, f"no task of that name has positions; {remedy}")
+    return {**task, "tasks": {**tasks, **{name: {**tasks[name], "positions": positions[name]} for name in positions}}}
 
 
 def prompts_of(method: str, given: Any) -> tuple[Prompt, ...]:

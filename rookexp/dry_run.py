@@ -110,16 +110,18 @@ def split(table: Table, config: Config, task: Any, trained: dict[str, Prompt], a
     """How many of the evaluation's positions training asks, too; none may be where they are held out."""
     keys = {position_of(prompt) for prompt in trained.values()}
     shared = sum(position_of(prompt) in keys for prompt in asked)
-    held_out = config["eval"]["positions"] is not None or (isinstance(task, HoldsOut) and task.held_out)
+    other = config["eval"]["positions"]
+    replaced = isinstance(other, str) or (other is not None and set(other) == set(config["task"]["tasks"]))
+    held_out = replaced or (isinstance(task, HoldsOut) and task.held_out)
     said = f"{len(trained)} prompts trained, {len(asked)} evaluated, {shared} of these on positions that are trained"
     table.line("split", said, "choose another file or split" if held_out and shared else "")
 
 
-def position_of(prompt: Prompt) -> str:
-    """What makes the prompt's position the same as another's; the prompt itself where it has none."""
+def position_of(prompt: Prompt) -> tuple[str, str]:
+    """What makes a prompt ask the same as another of its task: its position; the prompt itself where it has none."""
     asked = chess_text.parse_a_prompt(prompt.text) or chess_text.parse_p(prompt.text)
     board = None if asked is None else chess_text.board_of(asked.fen)
-    return prompt.text if board is None else position_key(board)
+    return prompt.task, prompt.text if board is None else position_key(board)
 
 
 def gold_rewards(table: Table, kind: str, reward: Reward, prompts: Sequence[Prompt], golds: Sequence[str]) -> None:

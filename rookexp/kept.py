@@ -16,7 +16,7 @@ ASKED = (runs.SEED, "task", "eval.positions")
 UNSEEN = ("task.sampling", "task.total_steps", "task.steps", "task.phases")
 ENGINES = tuple(f".engine.{name}" for name in ("path", "processes", "timeout_s", "retries", "cache"))  # change no value
 ASSETS = "/rookexp/assets/"  # wherever the package lies
-DATA = ("positions", "data")  # last parts of keys that name files or folders of rows
+DATA = {"positions", "data"}  # parts of keys that name files or folders of rows
 SHOWN = 3  # keys in a message
 
 
@@ -74,7 +74,7 @@ def _same(key: str, one: Any, other: Any) -> bool:
     if isinstance(one, str) and isinstance(other, str):
         if ASSETS in one and ASSETS in other:
             return one.rpartition(ASSETS)[2] == other.rpartition(ASSETS)[2]
-        if key.rpartition(".")[2] in DATA:
+        if DATA & set(key.split(".")):
             return Path(one).name == Path(other).name
     return bool(one == other)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from rookexp import __version__, checkpoint, report, runs
+from rookexp import __version__, boards, checkpoint, report, runs
 from rookexp.errors import DataError
 from rookexp.models import weights
 from rookexp.models.gpt2 import GPT2
@@ -156,10 +156,11 @@ def measured(config: Mapping[str, Any]) -> str:
     if "grpo" not in config:
         return "Loss in nats a token on validation documents of the corpus."
     task, other = config.get("task") or {}, (config.get("eval") or {}).get("positions")
+    files = " and ".join(map(portable, boards.asked_files(config))) or "unknown"
     if other is not None:
-        return f"Greedy answers on {portable(other)}, by the reward of the training."
+        return f"Greedy answers on {files}, by the reward of the training."
     same = "the very prompts of the training" if task.get("order") == "fixed" else "the positions of the training"
-    return f"Greedy answers on {same} ({portable(task.get('positions', 'unknown'))}), by its reward."
+    return f"Greedy answers on {same} ({files}), by its reward."
 
 
 def limits(positions: int, origin: Origin | None) -> Iterator[str]:

@@ -69,8 +69,36 @@ def test_the_evaluation_asks_the_tasks_prompts_or_those_on_other_positions() -> 
     ):
         found = build.evaluation_prompts({"eval": {"positions": asked}, "task": config}, task, {"seed": 7})
         assert found == (prompt(text),)
-    with pytest.raises(ConfigError, match=r"eval\.positions=two: this task has several sources"):
-        build.evaluation_prompts({"eval": {"positions": "two"}, "task": {"_target_": "x"}}, task, {})
+
+
+def test_of_several_tasks_each_that_is_named_is_evaluated_on_its_own_file() -> None:
+    node = {"tasks": {"P": {"positions": "one", "seed": 1}, "A": {"positions": "two"}, "R": {"data": "x"}}}
+    found = build.asking(node, {"A": "other"})
+    assert found == {"tasks": {**node["tasks"], "A": {"positions": "other"}}}
+    assert node["tasks"]["A"] == {"positions": "two"}  # what trains keeps its own
+
+
+@pytest.mark.parametrize(
+    ("asked", "node", "words"),
+    [
+        ("f", {"data": "x"}, r"eval\.positions=f: this task has several sources or its own split; allowed: null"),
+        (
+            "f",
+            {"tasks": {"P": {"positions": "a"}, "A": {"positions": "b"}, "R": {}}},
+            r"split; allowed: eval\.positions={P: FILE, A: FILE}$",
+        ),
+        (
+            {"R": "f"},
+            {"tasks": {"P": {"positions": "a"}, "R": {}}},
+            r"eval\.positions\.R=f: no task of that name has positions; allowed: eval\.positions={P: FILE}$",
+        ),
+        ({"P": "f"}, {"positions": "a"}, r"eval\.positions\.P=f: no task of that name has positions; allowed: a file$"),
+        ({"P": "f"}, {"data": "a"}, r"eval\.positions\.P=f: no task of that name has positions; allowed: null$"),
+    ],
+)
+def test_positions_that_no_task_could_ask_are_refused(asked: object, node: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        build.asking(node, asked)
 
 
 def test_only_the_number_of_prompts_that_is_a_steps_grows_wherever_it_stands() -> None:

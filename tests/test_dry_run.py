@@ -83,6 +83,9 @@ def test_phases_are_listed_and_those_that_are_not_reached_fail(capsys: Any) -> N
     ]
 
 
+ON_TRAINED = f"eval.positions={{P: {ASSETS}/train.jsonl, A: {ASSETS}/transitions-eval.txt}}"
+
+
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
@@ -92,6 +95,10 @@ def test_phases_are_listed_and_those_that_are_not_reached_fail(capsys: Any) -> N
             "FAIL lengths .*A: .*task.sampling.A.max_new_tokens=9: at least ",
         ),
         (("model=gpt2_tiny", "model.n_positions=90"), "FAIL lengths .*the model has 90 positions"),
+        (
+            ("task=rookworld_mix", "reward=rookworld", "grpo.max_new_tokens=96", ON_TRAINED),
+            "FAIL split .*positions that are trained",
+        ),
         ((f"eval.positions={ASSETS}/train.jsonl",), "FAIL split .*4 of these on positions that are trained"),
         (("reward.best=0", "reward.candidates=0", "reward.evals=0"), "FAIL gold answers .*no more than an empty one"),
     ],

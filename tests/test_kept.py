@@ -39,7 +39,13 @@ MEASURE = {
     "reward.engine.depth",
     "reward.engine.paths",
 }
-MEASURE |= {"eval.positions", "eval.max_new_tokens", "eval._target_", "task.sampling.P.max_new_tokens"}
+MEASURE |= {
+    "eval.positions",
+    "eval.positions.P",
+    "eval.max_new_tokens",
+    "eval._target_",
+    "task.sampling.P.max_new_tokens",
+}
 FREE = {"optim.lr", "task_name", "rewarded", "eval.every", "seeds", "model.seed", "hardware.device", "grpo.temperature"}
 FREE |= {"task.sampling.P.temperature", "task.total_steps", "task.steps", "task.phases", "task.prompts", "verdict"}
 

@@ -164,3 +164,19 @@ def test_a_browser_draws_sorts_and_filters_without_an_error(tmp_path: Path) -> N
     assert (seen["lines"], seen["fewer"], seen["moved"]) == (35, 28, 7)
     assert seen["boards"] == 6
     assert seen["theme"] == "dark"
+
+
+def test_an_evaluation_asks_its_own_files_or_those_of_the_task() -> None:
+    tasks = {"P": {"positions": "p"}, "A": {"positions": "a"}, "R": {"data": "r"}}
+    for task, asked, files in (
+        ({"positions": "p"}, None, ["p"]),
+        ({"positions": "p"}, "e", ["e"]),
+        ({"tasks": tasks}, None, ["p", "a"]),
+        ({"tasks": tasks}, {"A": "e"}, ["p", "e"]),
+        ({"tasks": tasks}, {"P": "e", "A": "f"}, ["e", "f"]),
+        ({"positions": {"_target_": "games"}}, None, []),
+    ):
+        assert boards.asked_files({"task": task, "eval": {"positions": asked}}) == files
+    assert boards.asked_files({}) == []
+    known = boards.engine_moves({"task": {"tasks": tasks}, "eval": {"positions": {"P": "/elsewhere/eval.jsonl"}}})
+    assert len(known) == 128
