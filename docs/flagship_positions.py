@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 from rookexp import boards, chess_text, documents
@@ -22,19 +23,22 @@ def keys_of(file: Path) -> set[str]:
     return {position_key(board) for board in found if board is not None}
 
 
-def held_out(corpus: Path, path: Path) -> dict[str, int]:
-    """Writes a corpus's annotated positions that neither pretraining nor black_repair trains on; how many, by side.
+def held_out(corpora: Sequence[Path], path: Path) -> dict[str, int]:
+    """Writes the annotated positions of corpora that neither pretraining nor black_repair trains on; how many, by side.
 
-    Raises: DataError where there is no corpus.
+    A position that several have is the first one's. Raises: DataError where there is no corpus.
     """
-    trained, counts, lines = keys_of(boards.ASSETS / "train.jsonl"), dict.fromkeys(SIDES, 0), []
-    for row in documents.load_rows(corpus, len(list(corpus.glob("annotations-*.jsonl"))), valued=False)[0]:
-        key = position_key(row.board)
-        if split_of(key) != "train" and key not in trained:
-            lines.append(json.dumps(row.record()))
-            counts[SIDES[row.board.turn]] += 1
+    known, counts, lines = keys_of(boards.ASSETS / "train.jsonl"), dict.fromkeys(SIDES, 0), []
+    for corpus in corpora:
+        for row in documents.load_rows(corpus, len(list(corpus.glob("annotations-*.jsonl"))), valued=False)[0]:
+            key = position_key(row.board)
+            if split_of(key) != "train" and key not in known:
+                known.add(key)
+                lines.append(json.dumps(row.record()))
+                counts[SIDES[row.board.turn]] += 1
     if not lines:
-        raise DataError(f"{corpus}: no annotated positions held out; make them with `python -m rookexp.data`")
+        given = ", ".join(map(str, corpora))
+        raise DataError(f"{given}: no annotated positions held out; make them with `python -m rookexp.data`")
     write_atomic(path, "".join(line + "\n" for line in lines))
     return counts
 

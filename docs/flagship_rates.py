@@ -30,20 +30,20 @@ def greedy(run: runs.Run) -> dict[int, Answers]:
 
     Raises: DataError where none is left, or the training's positions are not found.
     """
-    named = Path(str(run.config["task"].get("positions")))
+    named = Path(str(run.config["task"]["tasks"]["P"]["positions"]))
     file = next((path for path in (named, boards.ASSETS / named.name) if path.is_file()), None)
     if file is None:
         raise DataError(f"{named}: not found, so that nobody knows what {run.folder} was trained on; put it there")
     trained = keys_of(file)
     rows = [row for row in track.read_jsonl(run.folder / track.COMPLETIONS) if row["kind"] == "greedy"]
     asked = {row["prompt"]: boards.board_of(row["prompt"]) for row in rows if row["step"] == 0}
-    sides = {prompt: SIDES[board.turn] for prompt, board in asked.items() if position_key(board) not in trained}
+    sides = {prompt: SIDES[b.turn] for prompt, b in asked.items() if b is not None and position_key(b) not in trained}
     found: dict[int, Answers] = {row["step"]: {side: [] for side in SIDES} for row in rows}
     for row in rows:
         if row["prompt"] in sides:
             found[row["step"]][sides[row["prompt"]]].append(row)
     if not found or not all(any(by_side.values()) for by_side in found.values()):
-        raise DataError(f"{run.folder}: no held-out positions among its answers; train with eval.positions=FILE")
+        raise DataError(f"{run.folder}: no held-out positions among its answers; train with eval.positions.P=FILE")
     return found
 
 
@@ -57,7 +57,7 @@ def p_rates(steps: Mapping[int, Mapping[int, Answers]]) -> dict[tuple[str, str],
         before, after = ({seed: by_step[pick(by_step)][side] for seed, by_step in steps.items()} for pick in (min, max))
         prompts = [[row["prompt"] for row in rows] for rows in (*before.values(), *after.values())]
         if any(each != prompts[0] for each in prompts):
-            raise DataError("eval.positions: the runs were asked different prompts; name runs of one file")
+            raise DataError("eval.positions.P: the runs were asked different prompts; name runs of one file")
         for key, name in NAMES.items():
             found[side, key] = rate(f"{side}: {name}", (before, after), itemgetter(key))
     return found

@@ -4,9 +4,9 @@
 recipe with different seeds; a folder of runs will do. The models before and after are asked the documents first, by
 `python -m rookexp.evaluate` into RUN/evaluate and, of the first run, RUN/evaluate_before, where that is not done yet.
 
-`python docs/flagships.py held_out FILE` writes the positions for `eval.positions`: those of a corpus that neither the
-pretraining nor black_repair has seen. `python docs/flagships.py others FILE HELD_OUT` then writes 20 000 other ones,
-for `task.positions`.
+`python docs/flagships.py held_out FILE` writes the positions for `eval.positions.P`: those of one corpus or several
+(`--corpus`) that neither the pretraining nor black_repair has seen. `python docs/flagships.py others FILE HELD_OUT`
+then writes 20 000 other ones, for `task.tasks.P.positions`.
 """
 
 from __future__ import annotations
@@ -190,13 +190,13 @@ def black_repair(by_seed: Mapping[int, runs.Run], out: Path, texts: Sequence[Pat
     draw_curve(steps, out / "black_repair.png")
     before, after = (by_side["Black"][:DRAWN] for by_side in (first[min(first)], first[max(first)]))
     write_atomic(out / "black_repair.svg", sheet(before, after))
-    asked = (next(iter(by_seed.values())).config.get("eval") or {}).get("positions")
+    asked = next(iter(by_seed.values())).config["eval"]["positions"]["P"]
     page = f"""\
 {head("black_repair", by_seed)}
 {verdict(list(repair_claims(p, a)))}
 
 B is the move after `B:`, argmax E the listed move with the highest evaluation. The positions are those of
-`{model_card.portable(str(asked))}` that the training does not ask; `held_out` and `others` of `docs/flagships.py` make
+`{model_card.portable(asked)}` that the training does not ask; `held_out` and `others` of `docs/flagships.py` make
 such files from a corpus.
 
 {table([*p.values(), *(rate for rate in a if "next state exact, " not in rate.name)])}
@@ -267,11 +267,11 @@ def main(argv: Sequence[str]) -> None:
     pages = {"black_repair": black_repair, "a_openings": a_openings}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     doors = parser.add_subparsers(dest="what", required=True)
+    corpus = ROOT / "outputs" / "corpus"
     for recipe in pages:
         door = doors.add_parser(recipe)
         door.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="run folders, or folders of runs")
-        test = ROOT / "outputs" / "corpus" / "test.txt"
-        door.add_argument("--documents", metavar="FILE", nargs="+", type=Path, default=[test])
+        door.add_argument("--documents", metavar="FILE", nargs="+", type=Path, default=[corpus / "test.txt"])
         door.add_argument("--limit", type=int, default=LIMIT, help="documents of each task (default: %(default)s)")
         door.add_argument("--out", type=Path, default=DOCS)
     for what in ("held_out", "others"):
@@ -279,7 +279,9 @@ def main(argv: Sequence[str]) -> None:
         door.add_argument("file", metavar="FILE", type=Path)
         if what == "others":
             door.add_argument("held_out", metavar="HELD_OUT", type=Path)
-        door.add_argument("--corpus", type=Path, default=ROOT / "outputs/corpus")
+            door.add_argument("--corpus", type=Path, default=corpus)
+        else:
+            door.add_argument("--corpus", nargs="+", type=Path, default=[corpus], help="one or more")
     asked = parser.parse_args(argv)
     try:
         if asked.what == "held_out":

@@ -37,6 +37,12 @@ def flagships() -> ModuleType:
     return module
 
 
+MIX = {
+    "task": {"tasks": {"P": {"positions": "/elsewhere/positions/train.jsonl"}, "A": {"positions": "/elsewhere/a.txt"}}},
+    "eval.positions": {"P": "/home/somebody/held.jsonl"},
+}
+
+
 def greedy(row: Annotation, step: int, best: str, right: float) -> dict[str, object]:
     """An answer that lists the engine's moves with its evaluations and then names `best`."""
     prompt = chess_text.p_prompt_padded(row.fen)
@@ -47,13 +53,14 @@ def greedy(row: Annotation, step: int, best: str, right: float) -> dict[str, obj
 
 def run(folder: Path, seed: int, learns: int) -> Path:
     """A finished run: White's B is the engine's best, Black's is in `learns` of ten positions at the end."""
-    made_runs.make(folder, **{"seed": seed, "eval.positions": "/home/somebody/held.jsonl"})
+    made_runs.make(folder, seed=seed, **MIX)
     rows = list(load_annotations(boards.ASSETS / "eval.jsonl"))
     sides = {side: [row for row in rows if row.fen.split()[1] == side][:10] for side in "wb"}
     trained = load_annotations(boards.ASSETS / "train.jsonl")[0]
     found = []
     for step in STEPS:
         found.append(greedy(trained, step, trained.moves[0], 1.0))  # is not held out
+        found.append({"step": step, "kind": "greedy", "prompt": made.first_moves()[0][:70], "completion": "x"})
         found += [greedy(row, step, row.moves[0], 1.0) for row in sides["w"]]
         for i, row in enumerate(sides["b"]):
             right = i < learns * step // STEPS[-1]
@@ -163,7 +170,7 @@ def test_words_follow_from_numbers(flagships: ModuleType, found: Interval, word:
 def test_runs_that_do_not_belong_together_are_refused(flagships: ModuleType, three: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no run folders; make them with"):
         flagships.read("black_repair", [tmp_path / "none"])
-    made_runs.make(tmp_path / "lr", **{"seed": 7, "optim.lr": 1.0, "eval.positions": "/home/somebody/held.jsonl"})
+    made_runs.make(tmp_path / "lr", **{**MIX, "seed": 7, "optim.lr": 1.0})
     with pytest.raises(DataError, match="optim.lr: the runs of one recipe differ in their seeds"):
         flagships.read("black_repair", [three, tmp_path / "lr"])
     made_runs.make(tmp_path / "late", status="interrupted", seed=8)
@@ -179,7 +186,7 @@ def test_runs_that_do_not_belong_together_are_refused(flagships: ModuleType, thr
         flagships.a_openings(flagships.read("a_openings", [three]), tmp_path, [], 1)
     trained = [greedy(load_annotations(boards.ASSETS / "train.jsonl")[0], 0, "e2e4", 1.0)]
     (three / "0" / track.COMPLETIONS).write_text(json.dumps(trained[0]) + "\n")
-    with pytest.raises(DataError, match="no held-out positions among its answers; train with eval.positions=FILE"):
+    with pytest.raises(DataError, match="no held-out positions among its answers; train with eval.positions.P=FILE"):
         flagships.greedy(flagships.read("black_repair", [three / "0"])[0])
 
 
@@ -215,10 +222,10 @@ def test_held_out_positions_are_those_that_nothing_trains_on(flagships: ModuleTy
     shard.append({"fen": chess.STARTING_FEN, "moves": ["e2e4"], "evals_cp": [30], **line})
     (tmp_path / "annotations-00000.jsonl").write_text("".join(json.dumps(row) + "\n" for row in shard))
     path = tmp_path / "held.jsonl"
-    assert flagships.held_out(tmp_path, path) == {"Black": 64, "White": 64}
+    assert flagships.held_out([tmp_path, tmp_path], path) == {"Black": 64, "White": 64}
     assert {row.fen for row in load_annotations(path)} == {row.fen for row in rows[-128:]}
     with pytest.raises(DataError, match="no annotated positions"):
-        flagships.held_out(tmp_path / "none", path)
+        flagships.held_out([tmp_path / "none"], path)
 
 
 def test_other_positions_are_drawn_from_the_rest_of_the_corpus(flagships: ModuleType, tmp_path: Path) -> None:
