@@ -160,7 +160,7 @@ OTHER_MEASURES = {
     "seed=1": "seed was 0, now 1",
     "reward=binary": "reward._target_ was rookexp.rewards.chess.PolicyReward, now ",
     "++reward.best=0.9": "reward.best was 0.5, now 0.9",
-    "task.seed=3": "task.seed was 31, now 3",
+    "task.seed=3": "task.seed was 88, now 3",
     "grpo.prompts_per_step=4": "task.prompts was 2, now 4",
     "eval.max_new_tokens=5": "eval.max_new_tokens was ",
 }
@@ -191,6 +191,7 @@ def test_a_run_that_goes_on_is_measured_as_before(
 def test_data_and_package_may_lie_elsewhere() -> None:
     assert kept._same("task.positions", "mine.jsonl", "/elsewhere/mine.jsonl")
     assert not kept._same("eval.positions", "mine.jsonl", "/elsewhere/other.jsonl")
+    assert kept._same("eval.positions.P", "mine.jsonl", "/elsewhere/mine.jsonl")
     assert kept._same("model.path", "/one/rookexp/assets/rook_nano", "/other/rookexp/assets/rook_nano")
     assert not kept._same("model.path", "/run/step-000001/model", "/run/step-000002/model")
 
