@@ -225,7 +225,8 @@ def asking(task: Config, positions: str | Mapping[str, str]) -> Config:
     """
     tasks: Config = task.get("tasks", {})
     able = [name for name, node in tasks.items() if "positions" in node]
-    allowed = f"allowed: eval.positions={{{', '.join(f'{name}: FILE' for name in able)}}}" if able else "allowed: null"
+    own = "eval.positions=null for the task's own"
+    allowed = f"allowed: eval.positions={{{', '.join(f'{name}: FILE' for name in able)}}}, or {own}" if able else own
     if isinstance(positions, str):
         if "positions" not in task:
             wrong = f"this task has several sources or its own split; {allowed}"
@@ -233,7 +234,7 @@ def asking(task: Config, positions: str | Mapping[str, str]) -> Config:
         return {**task, "positions": positions}
     for name, file in positions.items():
         if name not in able:
-            remedy = "allowed: a file" if "positions" in task else allowed
+            remedy = f"allowed: eval.positions=FILE, or {own}" if "positions" in task else allowed
             raise check.refusal(f"eval.positions.{name}", file, f"no task of that name has positions; {remedy}")
     return {**task, "tasks": {**tasks, **{name: {**tasks[name], "positions": positions[name]} for name in positions}}}
 

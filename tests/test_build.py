@@ -81,19 +81,23 @@ def test_of_several_tasks_each_that_is_named_is_evaluated_on_its_own_file() -> N
 @pytest.mark.parametrize(
     ("asked", "node", "words"),
     [
-        ("f", {"data": "x"}, r"eval\.positions=f: this task has several sources or its own split; allowed: null"),
+        (
+            "f",
+            {"data": "x"},
+            r"eval\.positions=f: this task has several sources or its own split; eval\.positions=null",
+        ),
         (
             "f",
             {"tasks": {"P": {"positions": "a"}, "A": {"positions": "b"}, "R": {}}},
-            r"split; allowed: eval\.positions={P: FILE, A: FILE}$",
+            r"split; allowed: eval\.positions={P: FILE, A: FILE}, or eval\.positions=null for the task's own$",
         ),
         (
             {"R": "f"},
             {"tasks": {"P": {"positions": "a"}, "R": {}}},
-            r"eval\.positions\.R=f: no task of that name has positions; allowed: eval\.positions={P: FILE}$",
+            r"eval\.positions\.R=f: no task of that name has positions; allowed: eval\.positions={P: FILE}, or",
         ),
-        ({"P": "f"}, {"positions": "a"}, r"eval\.positions\.P=f: no task of that name has positions; allowed: a file$"),
-        ({"P": "f"}, {"data": "a"}, r"eval\.positions\.P=f: no task of that name has positions; allowed: null$"),
+        ({"P": "f"}, {"positions": "a"}, r"no task of that name has positions; allowed: eval\.positions=FILE, or"),
+        ({"P": "f"}, {"data": "a"}, r"no task of that name has positions; eval\.positions=null for the task's own$"),
     ],
 )
 def test_positions_that_no_task_could_ask_are_refused(asked: object, node: dict[str, object], words: str) -> None:
