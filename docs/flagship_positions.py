@@ -30,7 +30,10 @@ def held_out(corpora: Sequence[Path], path: Path) -> dict[str, int]:
     """
     known, counts, lines = keys_of(boards.ASSETS / "train.jsonl"), dict.fromkeys(SIDES, 0), []
     for corpus in corpora:
-        for row in documents.load_rows(corpus, len(list(corpus.glob("annotations-*.jsonl"))), valued=False)[0]:
+        files = len(list(corpus.glob("annotations-*.jsonl")))
+        if not files:
+            raise DataError(f"{corpus}: no annotated positions; make them with `python -m rookexp.data`")
+        for row in documents.load_rows(corpus, files, valued=False)[0]:
             key = position_key(row.board)
             if split_of(key) != "train" and key not in known:
                 known.add(key)

@@ -11,6 +11,7 @@ from flagship_positions import SIDES, keys_of
 
 from rookexp import boards, chess_text, runs, track
 from rookexp.errors import DataError
+from rookexp.nodes import subtasks
 from rookexp.tasks.a_figures import PLY_BUCKETS
 from rookexp.tasks.positions import position_key
 
@@ -30,7 +31,10 @@ def greedy(run: runs.Run) -> dict[int, Answers]:
 
     Raises: DataError where none is left, or the training's positions are not found.
     """
-    named = Path(str(run.config["task"]["tasks"]["P"]["positions"]))
+    node = subtasks(run.config["task"]).get("P")
+    if node is None:
+        raise DataError(f"{run.folder}: no task.tasks.P, so it is of an earlier recipe; train with today's")
+    named = Path(str(node["positions"]))
     file = next((path for path in (named, boards.ASSETS / named.name) if path.is_file()), None)
     if file is None:
         raise DataError(f"{named}: not found, so that nobody knows what {run.folder} was trained on; put it there")

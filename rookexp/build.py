@@ -17,7 +17,7 @@ from rookexp.exam import Exam
 from rookexp.hardware import Hardware
 from rookexp.heldout import read_documents
 from rookexp.kinds import ALLOWED, changed, own_lengths, own_sampling, shared_sampling
-from rookexp.nodes import Config, make, without
+from rookexp.nodes import Config, make, subtasks, without
 from rookexp.objectives import likelihood
 from rookexp.policies import Pretrained, doubts
 from rookexp.rehearsal import Subject
@@ -213,8 +213,11 @@ def evaluation_prompts(config: Config, task: Any, objects: Config) -> tuple[Prom
     Raises: ConfigError where no positions of the task could be replaced, or it asks other than prompts.
     """
     asked = config["eval"]["positions"]
-    source = task if asked is None else make(asking(config["task"], asked), **objects)
     prompts_of("select", task.select(0))
+    try:
+        source = task if asked is None else make(asking(config["task"], asked), **objects)
+    except DataError as error:
+        raise DataError(f"eval.positions: {error}; eval.positions=null for the task's own") from error
     return prompts_of("prompts", source.prompts())
 
 
@@ -223,10 +226,10 @@ def asking(task: Config, positions: str | Mapping[str, str]) -> Config:
 
     Raises: ConfigError where it has no `positions` that could be replaced.
     """
-    tasks: Config = task.get("tasks", {})
+    tasks = subtasks(task)
     able = [name for name, node in tasks.items() if "positions" in node]
     own = "eval.positions=null for the task's own"
-    allowed = f"allowed: eval.positions={{{', '.join(f'{name}: FILE' for name in able)}}}, or {own}" if able else own
+    allowed = f"allowed: 'eval.positions={{{', '.join(f'{name}: FILE' for name in able)}}}', or {own}" if able else own
     if isinstance(positions, str):
         if "positions" not in task:
             wrong = f"this task has several sources or its own split; {allowed}"
@@ -236,7 +239,8 @@ def asking(task: Config, positions: str | Mapping[str, str]) -> Config:
         if name not in able:
             remedy = f"allowed: eval.positions=FILE, or {own}" if "positions" in task else allowed
             raise check.refusal(f"eval.positions.{name}", file, f"no task of that name has positions; {remedy}")
-    return {**task, "tasks": {**tasks, **{name: {**tasks[name], "positions": positions[name]} for name in positions}}}
+    replaced = {name: {**tasks[name], "positions": file} for name, file in positions.items()}
+    return {**task, "tasks": {**task["tasks"], **replaced}} if replaced else task
 
 
 def prompts_of(method: str, given: Any) -> tuple[Prompt, ...]:

@@ -202,6 +202,10 @@ def fits(value: Any, hint: Any) -> bool:
 def misfit(name: str, value: Any, hint: Any) -> tuple[str, Any, Any]:
     """Name, value and type of the entry that makes a mapping unfit; what was given where it is no mapping."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in UNION_ORIGINS and isinstance(value, Mapping):
+        return next(
+            (misfit(name, value, arg) for arg in args if typing.get_origin(arg) in DICT_ORIGINS), (name, value, hint)
+        )
     if origin in DICT_ORIGINS and isinstance(value, Mapping) and len(args) == 2:
         for key, inner in value.items():
             if isinstance(key, str) and not fits(inner, args[1]):

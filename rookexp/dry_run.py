@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from rookexp import build, chess_text, kinds, policies
 from rookexp.errors import CheckupFailed, RookexpError
 from rookexp.models import weights
-from rookexp.nodes import Config
+from rookexp.nodes import Config, subtasks
 from rookexp.rehearsal import golds_of
 from rookexp.tasks.mixed import Phases, notes_of
 from rookexp.tasks.positions import position_key
@@ -107,21 +107,30 @@ def phases(table: Table, task: Any, seen: Sequence[tuple[int, tuple[Prompt, ...]
 
 
 def split(table: Table, config: Config, task: Any, trained: dict[str, Prompt], asked: Sequence[Prompt]) -> None:
-    """How many of the evaluation's positions training asks, too; none may be where they are held out."""
-    keys = {position_of(prompt) for prompt in trained.values()}
-    shared = sum(position_of(prompt) in keys for prompt in asked)
+    """How many of the evaluation's positions training asks, too; none may be where they are held out.
+
+    Two files of a mix may name the same position for different questions: neither answer is in the other's.
+    """
+    held_out = isinstance(task, HoldsOut) and task.held_out
     other = config["eval"]["positions"]
-    replaced = isinstance(other, str) or (other is not None and set(other) == set(config["task"]["tasks"]))
-    held_out = replaced or (isinstance(task, HoldsOut) and task.held_out)
-    said = f"{len(trained)} prompts trained, {len(asked)} evaluated, {shared} of these on positions that are trained"
-    table.line("split", said, "choose another file or split" if held_out and shared else "")
+    whole = held_out or isinstance(other, str) or (other and set(other) == set(subtasks(config["task"])))
+    keys = {(prompt.task, position_of(prompt)) for prompt in trained.values()}
+    anywhere = {position for _, position in keys} if held_out else set()
+    found = [(prompt.task, position_of(prompt)) for prompt in asked]
+    shared = [kind for kind, position in found if (kind, position) in keys or position in anywhere]
+    wrong = whole or (other and set(other) & set(shared))
+    said = (
+        f"{len(trained)} prompts trained, {len(asked)} evaluated, {len(shared)} of these on positions that are trained"
+    )
+    said += "" if held_out or len(set(task.kinds)) == 1 else " in prompts of the same kind"
+    table.line("split", said, "choose another file or split" if wrong and shared else "")
 
 
-def position_of(prompt: Prompt) -> tuple[str, str]:
-    """What makes a prompt ask the same as another of its task: its position; the prompt itself where it has none."""
+def position_of(prompt: Prompt) -> str:
+    """What makes the prompt's position the same as another's; the prompt itself where it has none."""
     asked = chess_text.parse_a_prompt(prompt.text) or chess_text.parse_p(prompt.text)
     board = None if asked is None else chess_text.board_of(asked.fen)
-    return prompt.task, prompt.text if board is None else position_key(board)
+    return prompt.text if board is None else position_key(board)
 
 
 def gold_rewards(table: Table, kind: str, reward: Reward, prompts: Sequence[Prompt], golds: Sequence[str]) -> None:

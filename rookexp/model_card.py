@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -100,6 +101,9 @@ def base_of(config: Mapping[str, Any]) -> str:
     return shown(path) + (f"@{revision}" if revision else "")
 
 
+IN_BRACKETS = re.compile(r"""(?<=[\s,:\[{'"])(?:~|[A-Za-z]:)?[/\\](?![/\\])[^\s,'"\]}]+""")  # an absolute path
+
+
 def shown(path: str) -> str:
     """A path without the folders above, which are nobody's business; a Hub id as it is."""
     if Path(path).expanduser().is_absolute() or Path(path).exists():
@@ -188,7 +192,9 @@ def portable(value: Any) -> Any:
     if isinstance(value, str):
         key, equals, path = value.rpartition("=")
         inner = path.strip("'\"")
-        return f"{key}{equals}{shown(inner)}" if Path(inner).expanduser().is_absolute() else value
+        if Path(inner).expanduser().is_absolute():
+            return f"{key}{equals}{shown(inner)}"
+        return IN_BRACKETS.sub(lambda found: shown(found[0]), value) if set("[{") & set(value) else value
     return [portable(inner) for inner in value] if isinstance(value, Sequence) else value
 
 

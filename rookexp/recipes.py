@@ -29,19 +29,31 @@ def taken_out(overrides: Sequence[str], config_name: str, searchpath: Sequence[s
     """
     typed = dict(text.split("=", 1) for text in overrides if "=" in text)
     recipe = typed.pop(RECIPES, "null")
-    loader = GlobalHydra.instance().config_loader()
-    chosen = [key for key, value in typed.items() if not _several(value) and loader.get_group_options(key)]
+    chosen = [key for key, value in typed.items() if not _several(value) and _is_group(key)]
     if recipe == "null" or _several(recipe) or not chosen:
         return []
-    options = [*searchpath, *(f"{key}={typed[key]}" for key in chosen)]
-    alone, both = (
-        OmegaConf.to_container(hydra.compose(config_name, texts))
-        for texts in (options, [*options, f"{RECIPES}={recipe}"])
-    )
-    assert isinstance(alone, dict)
-    assert isinstance(both, dict)
-    changes = [text for key in chosen if key in alone for text in _changes(key, both[key], alone[key])]
+    # GROUP@PATH=OPTION, for a path that only the recipe has, is composed aside.
+    aside = {key: f"+{key.partition('@')[0]}@aside_{place}" for place, key in enumerate(chosen) if "@" in key}
+    alone = hydra.compose(config_name, [*searchpath, *(f"{aside.get(key, key)}={typed[key]}" for key in chosen)])
+    options = [f"{key}={typed[key]}" for key in chosen]
+    both = hydra.compose(config_name, [*searchpath, *options, f"{RECIPES}={recipe}"])
+    changes = []
+    for key in chosen:
+        path = key.rpartition("@")[2]
+        have, want = _at(both, path), _at(alone, aside.get(key, key).rpartition("@")[2])
+        changes += [] if want is None else _changes(path, have, want)
     return [text for text in changes if text not in overrides]
+
+
+def _is_group(key: str) -> bool:
+    """Whether it names a group, or one and where its option goes, as GROUP@PATH."""
+    return bool(GlobalHydra.instance().config_loader().get_group_options(key.partition("@")[0]))
+
+
+def _at(config: Any, path: str) -> Any:
+    """The plain value at a path, None where there is none."""
+    node = OmegaConf.select(config, path)
+    return OmegaConf.to_container(node) if OmegaConf.is_config(node) else node
 
 
 def varied(overrides: Sequence[str], config_name: str, searchpath: Sequence[str]) -> list[str]:
@@ -51,12 +63,11 @@ def varied(overrides: Sequence[str], config_name: str, searchpath: Sequence[str]
     """
     typed = dict(text.split("=", 1) for text in overrides if "=" in text)
     recipe = typed.pop(RECIPES, "null")
-    loader = GlobalHydra.instance().config_loader()
     several = [key for key, value in typed.items() if _several(recipe) or _several(value)]
     return [
         f"{key}={typed[key]}"
         for key in several
-        if loader.get_group_options(key)
+        if _is_group(key)
         and any(
             taken_out([f"{RECIPES}={one}", f"{key}={option}"], config_name, searchpath)
             for one, option in product(recipe.split(","), typed[key].split(","))

@@ -76,6 +76,20 @@ def test_of_several_tasks_each_that_is_named_is_evaluated_on_its_own_file() -> N
     found = build.asking(node, {"A": "other"})
     assert found == {"tasks": {**node["tasks"], "A": {"positions": "other"}}}
     assert node["tasks"]["A"] == {"positions": "two"}  # what trains keeps its own
+    for own in (node, {"positions": "one"}, {"tasks": 3}):
+        assert build.asking(own, {}) == own
+
+
+def of_another_kind(positions: str) -> None:
+    raise DataError(f"{positions}, row 1: not an A document")
+
+
+def test_a_file_of_another_kind_of_task_is_refused_with_the_remedy() -> None:
+    task = SimpleNamespace(select=lambda step: (prompt("a step's"),))
+    config = {"eval": {"positions": "f"}, "task": {"_target_": "test_build.of_another_kind", "positions": "x"}}
+    words = r"^eval\.positions: f, row 1: not an A document; eval\.positions=null for the task's own$"
+    with pytest.raises(DataError, match=words):
+        build.evaluation_prompts(config, task, {})
 
 
 @pytest.mark.parametrize(
@@ -89,12 +103,12 @@ def test_of_several_tasks_each_that_is_named_is_evaluated_on_its_own_file() -> N
         (
             "f",
             {"tasks": {"P": {"positions": "a"}, "A": {"positions": "b"}, "R": {}}},
-            r"split; allowed: eval\.positions={P: FILE, A: FILE}, or eval\.positions=null for the task's own$",
+            r"split; allowed: 'eval\.positions={P: FILE, A: FILE}', or eval\.positions=null for the task's own$",
         ),
         (
             {"R": "f"},
             {"tasks": {"P": {"positions": "a"}, "R": {}}},
-            r"eval\.positions\.R=f: no task of that name has positions; allowed: eval\.positions={P: FILE}, or",
+            r"eval\.positions\.R=f: no task of that name has positions; allowed: 'eval\.positions={P: FILE}', or",
         ),
         ({"P": "f"}, {"positions": "a"}, r"no task of that name has positions; allowed: eval\.positions=FILE, or"),
         ({"P": "f"}, {"data": "a"}, r"no task of that name has positions; eval\.positions=null for the task's own$"),

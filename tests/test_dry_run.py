@@ -99,6 +99,15 @@ ON_TRAINED = f"eval.positions={{P: {ASSETS}/train.jsonl, A: {ASSETS}/transitions
             ("task=rookworld_mix", "reward=rookworld", "grpo.max_new_tokens=96", ON_TRAINED),
             "FAIL split .*positions that are trained",
         ),
+        (
+            (
+                "task=rookworld_mix",
+                "reward=rookworld",
+                "grpo.max_new_tokens=96",
+                f"eval.positions={{P: {ASSETS}/train.jsonl}}",
+            ),
+            "FAIL split .* 160 of these on positions that are trained in prompts of the same kind",
+        ),
         ((f"eval.positions={ASSETS}/train.jsonl",), "FAIL split .*4 of these on positions that are trained"),
         (("reward.best=0", "reward.candidates=0", "reward.evals=0"), "FAIL gold answers .*no more than an empty one"),
     ],

@@ -116,6 +116,13 @@ def test_the_card_of_a_run_says_what_its_records_say(run: Path, tmp_path: Path) 
     assert "- Seeds: seed 3" in body
     assert json.loads((run / "run.json").read_text())["git"]["revision"] in body
     assert 'PolicyTask (positions ".../train.jsonl")' in body
+    for typed, portable in (
+        ("eval.positions={P: /home/me/x.jsonl, A: '~/me/a.txt'}", "eval.positions={P: .../x.jsonl, A: '.../a.txt'}"),
+        ("documents=[/home/me/x.txt,b/c.txt]", "documents=[.../x.txt,b/c.txt]"),
+        ("track.tags=[https://host/me,1/2]", "track.tags=[https://host/me,1/2]"),
+        ("model.path=/home/me/base", "model.path=.../base"),
+    ):
+        assert model_card.portable(typed) == portable
     assert "| metric | step 0 | step 20 |" in body
     assert "| reward | -0.25 | 0.25 |" in body
     assert "Verdict of the run: PASS." in body

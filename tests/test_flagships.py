@@ -188,6 +188,9 @@ def test_runs_that_do_not_belong_together_are_refused(flagships: ModuleType, thr
     (three / "0" / track.COMPLETIONS).write_text(json.dumps(trained[0]) + "\n")
     with pytest.raises(DataError, match="no held-out positions among its answers; train with eval.positions.P=FILE"):
         flagships.greedy(flagships.read("black_repair", [three / "0"])[0])
+    made_runs.make(tmp_path / "old", **{"task.positions": "p"})
+    with pytest.raises(DataError, match=r"old: no task\.tasks\.P, so it is of an earlier recipe"):
+        flagships.greedy(next(iter(flagships.read("black_repair", [tmp_path / "old"]).values())))
 
 
 def test_an_evaluation_is_made_where_there_is_none(
@@ -224,8 +227,8 @@ def test_held_out_positions_are_those_that_nothing_trains_on(flagships: ModuleTy
     path = tmp_path / "held.jsonl"
     assert flagships.held_out([tmp_path, tmp_path], path) == {"Black": 64, "White": 64}
     assert {row.fen for row in load_annotations(path)} == {row.fen for row in rows[-128:]}
-    with pytest.raises(DataError, match="no annotated positions"):
-        flagships.held_out([tmp_path / "none"], path)
+    with pytest.raises(DataError, match="none: no annotated positions"):
+        flagships.held_out([tmp_path, tmp_path / "none"], path)
 
 
 def test_other_positions_are_drawn_from_the_rest_of_the_corpus(flagships: ModuleType, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -15,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from rookexp import composing, door
+from rookexp import composing, door, dry_run
 from rookexp.tasks import released
 
 if sys.version_info >= (3, 11):
@@ -75,6 +76,8 @@ def test_make_lists_every_target_and_leaves_another_python_alone(root: Path) -> 
     assert "some-python -m rookexp.train" in plan
 
 
+# For a dry run that judges the gold answers of 256 positions.
+QUICK_ENGINE = ["reward.rewards.P.engine.nodes=200", "reward.rewards.P.engine.depth=null"]
 PAGES = ("README.md", *(f"docs/{path.name}" for path in sorted((composing.PACKAGE.parent / "docs").glob("*.md"))))
 
 
@@ -100,6 +103,29 @@ def test_a_page_names_only_what_there_is(root: Path, page: str) -> None:
             arranged = door.arrange(typed, "config")
             with hydra.initialize_config_dir(str(root / "conf"), **composing.version_base()):
                 hydra.compose("config", [w for w in arranged if "=" in w and "," not in w])
+
+
+def trained(page: Path) -> list[list[str]]:
+    """What a page types after `rookexp.train` for a run that needs neither the reader's folder nor a released model."""
+    typed = [words[3:] for words in commands_of(page) if words[:3] == ["python", "-m", "rookexp.train"]]
+    beyond = re.compile(r"^-|=.*\b[A-Z]+$|rookworld_124m|^debug=")  # debug cuts answers short
+    return [words for words in typed if words and not any(beyond.search(word) for word in words)]
+
+
+def test_what_readme_trains_passes_the_dry_run(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    no_engine = shutil.which("stockfish", path=f"{os.environ['PATH']}:/usr/games") is None
+    shown = trained(root / "README.md")
+    assert len(shown) > 3
+    door.register_resolvers()
+    for words in shown:
+        quick = QUICK_ENGINE if any("engine" in word for word in words) else []
+        if quick and no_engine:
+            continue
+        arranged = door.arrange([*words, *quick], "config")
+        with hydra.initialize_config_dir(str(root / "conf"), **composing.version_base()):
+            config = hydra.compose("config", arranged)
+        dry_run.run(door.plain(config))
 
 
 def test_readme_shows_documents_as_the_data_has_them(root: Path) -> None:

@@ -175,6 +175,8 @@ def test_an_evaluation_asks_its_own_files_or_those_of_the_task() -> None:
         ({"tasks": tasks}, {"A": "e"}, ["p", "e"]),
         ({"tasks": tasks}, {"P": "e", "A": "f"}, ["e", "f"]),
         ({"positions": {"_target_": "games"}}, None, []),
+        ({"tasks": ["one's own"]}, None, []),
+        ({"tasks": {"own": 0.5}, "positions": "p"}, None, ["p"]),
     ):
         assert boards.asked_files({"task": task, "eval": {"positions": asked}}) == files
     assert boards.asked_files({}) == []

@@ -60,6 +60,21 @@ def test_a_value_typed_beside_both_wins() -> None:
     assert composed("experiment=grpo", "kl.coef=0.5")["kl"] == composed("kl=fixed", "kl.coef=0.5")["kl"]
 
 
+def test_an_option_at_a_path_of_the_recipes_own_stands_as_its_file_has_it() -> None:
+    place = "reward@reward.rewards.P"
+    assert composed("experiment=black_repair")["reward"]["rewards"]["P"]["best"] == 0.7
+    for option in ("engine", "self_consistency", "dataset"):
+        config = composed("experiment=black_repair", f"{place}={option}")
+        assert config["reward"]["rewards"]["P"] == composed(f"reward={option}")["reward"], option
+        assert config["reward"]["rewards"]["A"] == composed("experiment=black_repair")["reward"]["rewards"]["A"]
+    assert (
+        composed("experiment=black_repair", f"{place}=engine", "reward.rewards.P.best=0.7")["reward"]["rewards"]["P"][
+            "best"
+        ]
+        == 0.7
+    )
+
+
 def test_several_groups_and_a_preset_over_them() -> None:
     config = composed("experiment=ppo", "grpo=default", "baseline=group_mean", "kl=none", "debug=fast")
     alone = composed("grpo=default", "baseline=group_mean", "kl=none", "debug=fast")
