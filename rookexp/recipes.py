@@ -37,7 +37,7 @@ def taken_out(overrides: Sequence[str], config_name: str, searchpath: Sequence[s
     alone = hydra.compose(config_name, [*searchpath, *(f"{aside.get(key, key)}={typed[key]}" for key in chosen)])
     options = [f"{key}={typed[key]}" for key in chosen]
     both = hydra.compose(config_name, [*searchpath, *options, f"{RECIPES}={recipe}"])
-    changes = []
+    changes: list[str] = []
     for key in chosen:
         path = key.rpartition("@")[2]
         have, want = _at(both, path), _at(alone, aside.get(key, key).rpartition("@")[2])
