@@ -11,8 +11,8 @@ from flagship_positions import SIDES, keys_of
 
 from rookexp import boards, chess_text, runs, track
 from rookexp.errors import DataError
-from rookexp.nodes import subtasks
 from rookexp.tasks.a_figures import PLY_BUCKETS
+from rookexp.tasks.mixed import subtasks
 from rookexp.tasks.positions import position_key
 
 NAMES = {

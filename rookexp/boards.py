@@ -13,7 +13,8 @@ from typing import Any
 import chess
 import chess.svg
 
-from rookexp import chess_text, nodes
+from rookexp import chess_text
+from rookexp.tasks.mixed import subtasks
 
 ASSETS = Path(__file__).resolve().parent / "assets" / "positions"
 SIZE = 8 * chess.svg.SQUARE_SIZE  # side of a drawing
@@ -142,7 +143,7 @@ def engine_moves(config: dict[str, Any]) -> dict[str, str]:
 def asked_files(config: Mapping[str, Any]) -> list[str]:
     """The files of what a run's evaluation asks: those of `eval.positions`, else the task's own."""
     task, other = config.get("task") or {}, (config.get("eval") or {}).get("positions")
-    own = {name: node.get("positions") for name, node in {"": task, **nodes.subtasks(task)}.items()}
+    own = {name: node.get("positions") for name, node in {"": task, **subtasks(task)}.items()}
     asked = {**own, **other} if isinstance(other, Mapping) else own if other is None else {"": other}
     return [name for name in asked.values() if isinstance(name, str)]
 

@@ -17,11 +17,11 @@ from rookexp.exam import Exam
 from rookexp.hardware import Hardware
 from rookexp.heldout import read_documents
 from rookexp.kinds import ALLOWED, changed, own_lengths, own_sampling, shared_sampling
-from rookexp.nodes import Config, make, subtasks, without
+from rookexp.nodes import Config, make, without
 from rookexp.objectives import likelihood
 from rookexp.policies import Pretrained, doubts
 from rookexp.rehearsal import Subject
-from rookexp.tasks.mixed import notes_of
+from rookexp.tasks.mixed import notes_of, subtasks
 from rookexp.track import FanOut, JsonlTracker, Tracker
 from rookexp.types import Prompt
 

@@ -9,9 +9,9 @@ from typing import Any, Protocol, runtime_checkable
 from rookexp import build, chess_text, kinds, policies
 from rookexp.errors import CheckupFailed, RookexpError
 from rookexp.models import weights
-from rookexp.nodes import Config, subtasks
+from rookexp.nodes import Config
 from rookexp.rehearsal import golds_of
-from rookexp.tasks.mixed import Phases, notes_of
+from rookexp.tasks.mixed import Phases, notes_of, subtasks
 from rookexp.tasks.positions import position_key
 from rookexp.tokenizers import Tokenizer
 from rookexp.types import Prompt, Reward, scores_of

@@ -56,14 +56,6 @@ def check_groups(
     return {key: value for key, value in top.items() if key in parameters}
 
 
-def subtasks(task: Config) -> dict[str, Config]:
-    """The nodes of a task that has several, by name; none of another, even if it has a `tasks` of another kind."""
-    inner = task.get("tasks")
-    return {
-        name: node for name, node in (inner if isinstance(inner, Mapping) else {}).items() if isinstance(node, Mapping)
-    }
-
-
 def make(node: Config, **objects: Any) -> Any:
     """What a checked node's `_target_` builds from its keys, from the nodes inside it, and from `objects` by name.
 

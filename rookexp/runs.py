@@ -55,7 +55,7 @@ def read(folder: Path) -> Run:
     return Run(
         folder=folder,
         config=config,
-        overrides=_overrides(folder / OVERRIDES),
+        overrides=overrides(folder),
         status=str(summary.get("status", "unknown")),
         reason=" ".join(str(reason).split()) if reason else None,
         rows=track.read_metrics(folder),
@@ -75,6 +75,15 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise DataError(f"{path}: no mapping; was it written by hand?")
     return config
+
+
+def overrides(folder: Path) -> tuple[str, ...]:
+    """What was typed for the run in a folder; () where Hydra has left no note. Raises: DataError for a damaged one."""
+    path = folder / OVERRIDES
+    found = _yaml(path) if path.is_file() else None
+    if found is not None and not isinstance(found, list):
+        raise DataError(f"{path}: no list; was it written by hand?")
+    return tuple(map(str, found or ()))
 
 
 def find(path: Path) -> list[Path]:
@@ -167,13 +176,6 @@ def told(key: str) -> bool:
 def natural(text: str) -> list[Any]:
     """A sort key by which numbers in names count as numbers: 2 before 10."""
     return [int(part) if part.isdigit() else part for part in re.split(r"([0-9]+)", text)]
-
-
-def _overrides(path: Path) -> tuple[str, ...]:
-    found = _yaml(path) if path.is_file() else None
-    if found is not None and not isinstance(found, list):
-        raise DataError(f"{path}: no list; was it written by hand?")
-    return tuple(map(str, found or ()))
 
 
 def _yaml(path: Path) -> Any:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from annotated_types import Ge, MinLen
 from torch import nn
 
-from rookexp import check, checkpoint, checkup, door, mistakes, report, stop, track, verdict
+from rookexp import check, checkpoint, checkup, door, hub, mistakes, report, stop, track, verdict
 from rookexp.errors import (
     CheckupFailed,
     ConfigError,
@@ -243,9 +243,10 @@ def fit(training: Training, folder: Path) -> None:
 def tracked(training: Training, config: Mapping[str, Any], folder: Path, door_name: str) -> Iterator[None]:
     """A run's folder and trackers, opened and, whatever happens inside, closed with the status that it came to.
 
-    A run that goes on is noted as one when it has done a step: what fails before leaves the folder as it was.
+    They are told the commits of what came from the Hub. A run that goes on is noted as one when it has done a step:
+    what fails before leaves the folder as it was.
     """
-
+    config = hub.pinned(config)
     command = "the same again"  # what goes on with it
 
     def note() -> None:

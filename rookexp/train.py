@@ -27,7 +27,7 @@ def train(config: dict[str, Any], run_folder: Path) -> None:
             # An earlier seed has shown that the point is not worth it, or this run is resumed by hand.
             print(f"{run_folder}: given up by its sweep ({reason}); to train on, delete {job.NOTE} in it and resume")
             return
-        from rookexp import build, dry_run, kept, session  # torch comes with them; --help does without
+        from rookexp import build, dry_run, hub, kept, session  # torch comes with them; --help does without
 
         run = build.check_config(config)
         if config["hardware"].get("grow") == "batch" and (trial is not None or door.in_a_sweep()):
@@ -36,6 +36,7 @@ def train(config: dict[str, Any], run_folder: Path) -> None:
             dry_run.run(config)
             return
         if config["resume"] is not None:
+            config = hub.as_before(config, Path(config["resume"]))
             kept.refuse_other(Path(config["resume"]), config, swept=trial is not None)
         with suppress(RunPruned):  # its folder says so
             session.train(build.build_training(config, run_folder), config, run_folder, trial)

@@ -20,7 +20,7 @@ FLOORS = {
     **dict.fromkeys(["generate", "tokenizers", "optim", "models", "tasks", "rewards"], 2),
     **dict.fromkeys(["objectives", "evaluation"], 3),
     **dict.fromkeys(
-        ["trainer", "hardware", "track", "console", "health", "report", "run_info", "checkpoint", "runs"], 4
+        ["trainer", "hardware", "track", "console", "health", "report", "run_info", "checkpoint", "runs", "hub"], 4
     ),
     **dict.fromkeys(["annotate", "a_documents", "documents", "corpus", "position_mix", "transition_mix"], 4),
     **dict.fromkeys(["heldout", "policies", "stop"], 4),
@@ -42,7 +42,7 @@ ROOMS = {
     ),
     "tokenizers": ("tokenizers",),
     "safetensors": ("models.weights", "checkpoint"),
-    "huggingface_hub": ("models.weights", "checkpoint", "tasks.shards"),
+    "huggingface_hub": ("models.weights", "hub", "checkpoint", "tasks.shards"),
     "pyarrow": ("tasks.shards",),
     "wandb": ("wandb_tracker",),
     "trackio": ("trackio_tracker",),

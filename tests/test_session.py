@@ -434,3 +434,36 @@ def test_only_a_required_verdict_decides_the_exit_status(
     summary = json.loads((tmp_path / "made" / "summary.json").read_text(encoding="utf-8"))
     assert summary["status"] == "finished"
     assert (summary["verdict"] or {}).get("passed") == (None if word == "off" else passed)
+
+
+FROM_HUB = "debug=fast model=rookworld_124m model.path=owner/name model.parameters=null kl.coef=0.1 kl.warmup=1"
+
+
+def revision(folder: Path) -> Any:
+    return yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["model"]["revision"]
+
+
+def test_a_run_notes_the_commit_of_its_model_on_the_hub_and_goes_on_with_it(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    repo, commits = tmp_path / "cache" / "models--owner--name", ["a" * 40, "b" * 40]
+    for commit in commits:
+        shutil.copytree(door.PACKAGE / "assets" / "rook_nano", repo / "snapshots" / commit)
+    (repo / "refs").mkdir()
+    for branch in ("main", "v1"):
+        (repo / "refs" / branch).write_text(commits[0])
+    assert shell(f"{FROM_HUB} hydra.run.dir=run") == 0
+    assert shell(f"{FROM_HUB} model.revision=v1 hydra.run.dir=tagged") == 0
+    assert revision(tmp_path / "run") == revision(tmp_path / "tagged") == commits[0]
+    for branch in ("main", "v1"):
+        (repo / "refs" / branch).write_text(commits[1])
+    (repo / "snapshots" / commits[1] / "model.safetensors").unlink()  # who loads this one fails
+    for folder in ("run", "tagged"):
+        assert shell(f"resume={folder} steps=3") == 0
+        assert revision(tmp_path / folder) == commits[0]
+    assert shell("resume=run steps=4 model.revision=v1") == 2
+    assert shell(f"resume=run steps=4 model.revision={commits[0]}") == 0
+    assert shell(f"{FROM_HUB} hydra.run.dir=other") == 2

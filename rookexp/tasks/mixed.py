@@ -188,6 +188,14 @@ class Phases(Several):
         return tuple(asked.values())
 
 
+def subtasks(task: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The nodes of a task that has several, by name; none of another, even if it has a `tasks` of another kind."""
+    inner = task.get("tasks")
+    return {
+        name: node for name, node in (inner if isinstance(inner, Mapping) else {}).items() if isinstance(node, Mapping)
+    }
+
+
 def notes_of(tasks: Iterable[Any]) -> list[str]:
     """The lines of all tasks that have some."""
     return [note for task in tasks if isinstance(task, Noted) for note in task.notes()]

@@ -1,0 +1,69 @@
+"""The commits of the Hugging Face Hub that a run used: written into its config.yaml, and used again when it goes on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from rookexp import runs
+from rookexp.models import weights
+
+KINDS = {"path": "model", "data": "dataset"}  # the key beside `revision` -> what it names on the Hub
+COMMIT = re.compile("[0-9a-f]{40}")
+
+
+def pinned(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with the commit for every branch or tag of a Hub repository, and for none given.
+
+    To be asked when the parts of a run are built: the commit is that of the snapshot that was fetched for them.
+    """
+    return {key: _pinned(value) for key, value in config.items()}
+
+
+def as_before(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The configuration of a run that goes on in `folder`, with the commits of its last start.
+
+    A revision that was typed since stands, and so does that of another repository.
+    """
+    found = deepcopy(dict(config))
+    if not (folder / runs.CONFIG).is_file():
+        return found
+    before, now, typed = runs.flat(runs.read_config(folder)), runs.flat(config), runs.overrides(folder)
+    for key, commit in before.items():
+        group, _, last = key.rpartition(".")
+        if last != "revision" or not COMMIT.fullmatch(str(commit)):
+            continue
+        same = all(now.get(f"{group}.{name}") == before.get(f"{group}.{name}") for name in KINDS)
+        if same and key in now and (now[key] is None or f"{key}={now[key]}" in typed):
+            node = found
+            for name in group.split("."):
+                node = node[name]
+            node["revision"] = commit
+    return found
+
+
+def _pinned(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return [_pinned(inner) for inner in value] if isinstance(value, list) else value
+    found = {key: _pinned(inner) for key, inner in value.items()}
+    if "revision" in value:
+        for name, kind in KINDS.items():
+            if isinstance(value.get(name), str):
+                found["revision"] = _commit(value[name], kind, value["revision"]) or value["revision"]
+    return found
+
+
+def _commit(repo: str, kind: str, revision: str | None) -> str | None:
+    """What the Hub's cache on this machine has as that revision; None for a local folder, and where it has none."""
+    if Path(repo).expanduser().exists() or not weights.is_repo(repo):
+        return None
+    import huggingface_hub  # here, because a local folder does not need its import time
+
+    try:
+        found = huggingface_hub.snapshot_download(repo, repo_type=kind, revision=revision, local_files_only=True)
+    except Exception:  # of several libraries; what is not known is not written
+        return None
+    return Path(found).name if COMMIT.fullmatch(Path(found).name) else None
