@@ -122,7 +122,8 @@ def split(table: Table, config: Config, task: Any, trained: dict[str, Prompt], a
     said = (
         f"{len(trained)} prompts trained, {len(asked)} evaluated, {len(shared)} of these on positions that are trained"
     )
-    said += "" if held_out or len(set(task.kinds)) == 1 else " in prompts of the same kind"
+    one_kind = len({kind for kind, _ in [*keys, *found]}) <= 1
+    said += "" if held_out or one_kind else " in prompts of the same kind"
     table.line("split", said, "choose another file or split" if wrong and shared else "")
 
 

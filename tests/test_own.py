@@ -55,6 +55,12 @@ def test_what_it_shows_trains(number: int, page: str, folder: Path, root: Path) 
     assert rows[-1]["eval/characters"] > 0
 
 
+def test_a_dry_run_takes_what_it_shows(folder: Path, root: Path) -> None:
+    done = typed(folder, root, "--config-dir", "options", "task=sums", "reward=short", "dry_run=true", *SHORT)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"ok +split +4 prompts trained, 2 evaluated", done.stdout), done.stdout
+
+
 LACKS: dict[str, tuple[str, str, list[str]]] = {
     "score": ("my_rewards.py", r"error: reward=my_rewards\.Short: it has no method score", ["reward=short"]),
     "select": ("my_tasks.py", r"error: task=my_tasks\.Sums: it has no method select", ["task=sums"]),
