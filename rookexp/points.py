@@ -140,7 +140,7 @@ def compare(folders: Sequence[Path], *, baseline: str | None = None) -> Comparis
         )
         for i, (name, group) in enumerate(zip(names, members, strict=True))
     )
-    base = _baseline(points, baseline, folders)
+    base = _baseline(points, baseline, folders, notes)
     main = MAIN if any(MAIN in own for point in points for own in point.figures) else "tokens_per_s"
     main, minimized = _aimed_at(folders, main, notes)
     beside = {point.name: _beside(point, base, main, len(points) - 1) for point in points if point is not base}
@@ -236,7 +236,7 @@ def _names(groups: Sequence[Sequence[Run]]) -> list[str]:
     return [name if names.count(name) == 1 else f"{name} ({names[:i].count(name) + 1})" for i, name in enumerate(names)]
 
 
-def _baseline(points: Sequence[Point], asked: str | None, folders: Sequence[Path]) -> Point:
+def _baseline(points: Sequence[Point], asked: str | None, folders: Sequence[Path], notes: list[str]) -> Point:
     if asked is not None:
         for point in points:
             if asked in (point.name, point.name.removeprefix("#")):
@@ -249,10 +249,15 @@ def _baseline(points: Sequence[Point], asked: str | None, folders: Sequence[Path
     named = sweep(folders[0]).get("baseline") if len(folders) == 1 else None
     if isinstance(named, Mapping):
         for point in points:
-            config = runs.flat(point.runs[0].config)
-            if all(key in config and text(config[key]) == text(value) for key, value in named.items()):
+            # A group's option is in the sweep's own note alone: a configuration has what the option says.
+            given = runs.flat(point.runs[0].config) | trial(point.runs[0]).get("params", {})
+            if all(key in given and text(given[key]) == text(value) for key, value in named.items()):
                 return point
-    return next((point for point in points if point.finished), points[0])
+    base = next((point for point in points if point.finished), points[0])
+    if isinstance(named, Mapping) and named:
+        wanted = ", ".join(label(key, value) for key, value in named.items())
+        notes.append(f"the sweep's baseline, {wanted}, has no run here; points are compared with {base.name}")
+    return base
 
 
 def _aimed_at(folders: Sequence[Path], main: str, notes: list[str]) -> tuple[str, bool]:

@@ -174,6 +174,9 @@ def test_the_baseline_is_the_named_point_else_the_sweeps_else_the_first_that_fin
     for told in ({"baseline": {"optim.lr": 2e-4, "kl.coef": 7}}, {"baseline": {"optim.lrr": 2e-4}}, []):
         note.write_text(json.dumps(told), encoding="utf-8")
         assert points.compare([tmp_path]).baseline.name == "#1"
+    note.write_text(json.dumps({"baseline": {"optim.lr": 5e-4}}), encoding="utf-8")
+    said = "the sweep's baseline, optim.lr=0.0005, has no run here; points are compared with #1"
+    assert said in points.compare([tmp_path]).notes
     note.write_text("{", encoding="utf-8")
     with pytest.raises(DataError, match=r"sweep\.json: no JSON"):
         points.compare([tmp_path])

@@ -15,6 +15,7 @@ import sweep_task
 import yaml
 
 from rookexp import door
+from rookexp import points as comparison
 from rookexp.errors import RunPruned
 from rookexp.sweep import job
 
@@ -220,6 +221,39 @@ def test_a_sampler_never_runs_a_point_twice_and_ends_with_the_space(sweep: Sweep
     assert len(started(sweep.log())) == 6
 
 
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_points_that_are_run_together_are_different_ones(sampler: str, sweep: Sweeps) -> None:
+    sweep(f"optim.lr=0.1,0.2,0.3,0.4 sampler={sampler} sweep.n_trials=4 sweep.n_jobs=4")
+    assert sorted(lrs(sweep.rows())) == [0.1, 0.2, 0.3, 0.4]
+    assert len(started(sweep.log())) == 4
+
+
+@pytest.mark.parametrize("call", [3, 4])  # of a point's two values neither has been chosen, or one
+@pytest.mark.parametrize("again", ["", ",0.3"])
+@pytest.mark.parametrize("search", ["", "sampler=tpe sweep.n_trials=4"])
+def test_a_sweep_stopped_while_it_chooses_a_point_goes_on(
+    search: str, again: str, call: int, sweep: Sweeps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line, calls, suggest = f"kl.coef=0,1 {search}", 0, optuna.trial.Trial._suggest
+
+    def stopped(self: optuna.trial.Trial, *given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise KeyboardInterrupt
+        return suggest(self, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(optuna.trial.Trial, "_suggest", stopped)
+        sweep(f"optim.lr=0.1,0.2 {line}")
+    assert "stopped; the same command goes on with it" in sweep.error
+    sweep(f"optim.lr=0.1,0.2{again} {line}")
+    assert (sweep.status, sweep.error) == (0, "")
+    points = list(zip(lrs(sweep.rows()), sweep.column("params_kl.coef"), strict=True))
+    assert len(points) == len(set(points)) == (6 if again and not search else 4)
+    assert set(sweep.column("state")) == {"complete"}
+
+
 @pytest.mark.parametrize(
     ("sampler", "words"),
     [
@@ -311,6 +345,14 @@ def test_a_folder_that_is_deleted_fails_its_point_alone(sweep: Sweeps) -> None:
 def test_a_baseline_is_named_by_value(sweep: Sweeps) -> None:
     sweep(f"{LR} sweep.baseline={{optim.lr:2e-1}}")
     assert "beside trial 1" in sweep.said
+
+
+def test_an_option_of_a_group_can_be_the_baseline(sweep: Sweeps) -> None:
+    sweep("baseline=group_mean,none,rloo sweep.baseline={baseline:none}")
+    assert "beside trial 1" in sweep.said
+    found = comparison.compare([sweep.folder])
+    assert found.baseline.name == "#1"
+    assert not any("has no run here" in note for note in found.notes)
 
 
 def test_too_many_failures_end_it(sweep: Sweeps) -> None:

@@ -101,7 +101,7 @@ def write(plan: Plan, book: Book) -> None:
 def row(plan: Plan, trial: FrozenTrial) -> dict[str, Any]:
     """A trial's line of trials.csv: what it is, how it ended, and its figures over the seeds."""
     jobs = plan.jobs(trial.number)
-    point = plan.space.snapped(trial.params or trial.system_attrs["fixed_params"])
+    point = plan.space.snapped(study.point_of(trial))
     known = trial.user_attrs.get(study.FIGURES, {})
     found = {
         "trial": trial.number,

@@ -76,8 +76,12 @@ class Book:
         self.study = optuna.load_study(study_name=name, storage=storage, sampler=plan.settings.make_sampler(0))
 
     def trials(self) -> list[FrozenTrial]:
-        """Every trial that stands for a point of its own, in order; waiting ones too."""
-        return [t for t in self.study.get_trials(deepcopy=False) if not {VOID, SAME_AS} & t.user_attrs.keys()]
+        """Every trial that stands for a point of its own, in order; waiting ones too.
+
+        None is a trial whose process died, or was stopped, while its point was being chosen.
+        """
+        own = [t for t in self.study.get_trials(deepcopy=False) if not {VOID, SAME_AS} & t.user_attrs.keys()]
+        return [trial for trial in own if whole(self.space, point_of(trial))]
 
     def claim(self) -> FrozenTrial | None:
         """A point that is this process's from now on, one that a dead process left first; None when none is left."""
@@ -162,12 +166,13 @@ class Book:
             number = self.study.ask(self.space.distributions()).number
             trial = self.study.get_trials(deepcopy=False)[number]
             same = counted.get(key_of(self.space, trial))
-            if same is None or same.state == TrialState.RUNNING:
+            if same is None:
                 return trial
             # The same point under the same seeds would be the same run again.
             known += 1
             self.set(trial, SAME_AS, same.number)
-            self.tell(trial, same.state, same.values if same.state == TrialState.COMPLETE else None)
+            state = TrialState.FAIL if same.state == TrialState.RUNNING else same.state  # what will come is not known
+            self.tell(trial, state, same.values if state == TrialState.COMPLETE else None)
 
     def _add_grid(self) -> None:
         """Puts the points of the grid that are not in the study yet at its end."""
@@ -179,8 +184,18 @@ class Book:
 
 def key_of(space: Space, trial: FrozenTrial) -> tuple[Scalar, ...]:
     """A trial's point, comparable; () where it has none yet."""
-    params = trial.params or trial.system_attrs.get("fixed_params", {})
-    return tuple(space.snapped(params).values()) if params.keys() >= space.declared.keys() else ()
+    point = point_of(trial)
+    return tuple(space.snapped(point).values()) if whole(space, point) else ()
+
+
+def point_of(trial: FrozenTrial) -> dict[str, Scalar]:
+    """What is known of a trial's point: the values that it was to have, and those that it has taken."""
+    return {**trial.system_attrs.get("fixed_params", {}), **trial.params}
+
+
+def whole(space: Space, point: Mapping[str, Scalar]) -> bool:
+    """Whether a point has a value for every parameter."""
+    return point.keys() >= space.declared.keys()
 
 
 def opened(plan: Plan, worker: Worker) -> Book:
@@ -249,7 +264,7 @@ def refuse_outside(plan: Plan, before: Mapping[str, Any], old: Book) -> None:
         for key, text in before["params"].items()
         if text != plan.space.declared[key]
     ]
-    run = [trial for trial in old.study.get_trials(deepcopy=False) if trial.params]
+    run = [trial for trial in old.study.get_trials(deepcopy=False) if whole(plan.space, trial.params)]
     outside = dict.fromkeys(text for trial in run for text in plan.space.outside(trial.params))
     if outside:
         raise ConfigError(
@@ -277,12 +292,13 @@ def moved(old: Book, directions: Sequence[str]) -> str:
     for trial in old.study.get_trials(deepcopy=False):
         if trial.state == TrialState.WAITING:
             continue
+        begun = whole(old.space, trial.params)
         study.add_trial(
             create_trial(
                 state=trial.state,
                 values=trial.values,
-                params=dict(old.space.snapped(trial.params)) if trial.params else {},
-                distributions=distributions if trial.params else {},
+                params=dict(old.space.snapped(trial.params)) if begun else {},
+                distributions=distributions if begun else {},
                 user_attrs=trial.user_attrs,
                 system_attrs=trial.system_attrs,
                 intermediate_values=trial.intermediate_values,
