@@ -260,7 +260,7 @@ def build_pretraining(config: Config, run_folder: Path) -> session.Training:
     """
     run = Pretraining(**check_groups(config, PRETRAIN_GROUPS, Pretraining))
     start = session.find_start(run.resume, run.steps, run_folder)
-    files = [Path(run.corpus) / name for name in ("train.txt", "validation.txt")]
+    files = [Path(run.corpus).expanduser() / name for name in ("train.txt", "validation.txt")]
     texts = [read_documents(file) for file in files]
     texts[1] = texts[1][: run.validation_documents]
     hardware: Hardware = make(config["hardware"])

@@ -139,10 +139,15 @@ def in_a_sweep() -> bool:
     return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
 
 
+def overrides() -> list[str]:
+    """The overrides of this run; [] where it was not started by Hydra."""
+    return list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
+
+
 def keep_overrides(folder: Path) -> None:
     """Notes in the folder of a run that goes on what it goes on with; a new run's overrides are there already."""
     if HydraConfig.initialized() and HydraConfig.get().output_subdir is None:
-        resume.keep(folder, list(HydraConfig.get().overrides.task))
+        resume.keep(folder, overrides())
 
 
 def register_resolvers() -> None:

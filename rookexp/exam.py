@@ -66,11 +66,11 @@ class Exam:
         self.tokenized = tokenized
         self.name = name
         self.folder = folder
-        self.files = [Path(file) for file in documents]
+        self.files = [Path(file).expanduser() for file in documents]
         self.limit = limit
         self.style = style
         self.illegal_moves = illegal_moves
-        self.mate_paths = [Path(file) for file in mates]
+        self.mate_paths = [Path(file).expanduser() for file in mates]
         self.games = games
         self.plies = plies
         self.temperature = temperature

@@ -52,6 +52,8 @@ def export(config: dict[str, Any], run_folder: Path) -> None:
     out = Path(asked.out).expanduser()
     if out.exists() and not out.is_dir():
         raise ConfigError(f"out={asked.out}: a file; allowed: a folder")
+    if Path.cwd().is_relative_to(out.resolve()):
+        raise ConfigError(f"out={asked.out}: it is replaced whole and you stand in it; allowed: another folder")
     if out.is_dir() and any(out.iterdir()):
         if not asked.overwrite:
             raise ConfigError(f"out={asked.out}: not empty; allowed: a new folder, or add overwrite=true")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from rookexp import runs
+from rookexp import resume, runs
 from rookexp.models import weights
 
 KINDS = {"path": "model", "data": "dataset"}  # the key beside `revision` -> what it names on the Hub
@@ -23,26 +23,31 @@ def pinned(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: _pinned(value) for key, value in config.items()}
 
 
-def as_before(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def as_before(config: Mapping[str, Any], folder: Path, typed: Sequence[str]) -> dict[str, Any]:
     """The configuration of a run that goes on in `folder`, with the commits of its last start.
 
-    A revision that was typed since stands, and so does that of another repository.
+    A revision that is `typed` otherwise than then stands, and so does that of another repository.
     """
     found = deepcopy(dict(config))
     if not (folder / runs.CONFIG).is_file():
         return found
-    before, now, typed = runs.flat(runs.read_config(folder)), runs.flat(config), runs.overrides(folder)
+    before, now, then = runs.flat(runs.read_config(folder)), runs.flat(config), runs.overrides(folder)
     for key, commit in before.items():
         group, _, last = key.rpartition(".")
         if last != "revision" or not COMMIT.fullmatch(str(commit)):
             continue
         same = all(now.get(f"{group}.{name}") == before.get(f"{group}.{name}") for name in KINDS)
-        if same and key in now and (now[key] is None or f"{key}={now[key]}" in typed):
+        if same and key in now and _about(key, typed) == _about(key, then):
             node = found
             for name in group.split("."):
                 node = node[name]
             node["revision"] = commit
     return found
+
+
+def _about(key: str, overrides: Sequence[str]) -> list[str]:
+    """The overrides that have a say in the value of a key."""
+    return [text for text in overrides if f"{key}.".startswith(f"{resume.key_of(text)}.")]
 
 
 def _pinned(value: Any) -> Any:

@@ -86,9 +86,10 @@ def text(name: str, model: GPT2, origin: Origin | None, *, source: str, dtype: s
 
 
 def front(base: str) -> str:
-    """The block that the Hub reads; a base model stands there only under its Hub id."""
+    """The block that the Hub reads; a base model stands there only under its Hub id, without its commit."""
     said: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
-    said |= {"tags": ["chess", "rookexp"]} | ({"base_model": base} if weights.is_repo(base) else {})
+    repo = base.partition("@")[0]
+    said |= {"tags": ["chess", "rookexp"]} | ({"base_model": repo} if weights.is_repo(repo) else {})
     return f"---\n{yaml.safe_dump(said, sort_keys=False)}---\n"
 
 

@@ -46,6 +46,14 @@ def test_what_was_kept_is_found_again_under_its_whole_key(tmp_path: Path) -> Non
     again.close()
 
 
+def test_a_cache_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    EngineCache("~/new/cache.sqlite", 1.0).close()
+    assert (tmp_path / "home" / "new" / "cache.sqlite").is_file()
+    assert not (tmp_path / "~").exists()
+
+
 def test_a_position_is_what_an_engine_sees_of_it() -> None:
     board = chess.Board()
     board.push_uci("e2e4")

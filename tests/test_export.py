@@ -154,12 +154,13 @@ def test_a_checkpoint_before_the_second_evaluation_has_no_figures(run: Path, tmp
 
 def test_a_hub_model_is_the_base_by_its_id_and_an_unfinished_run_says_so(run: Path, tmp_path: Path) -> None:
     made = yaml.safe_load((run / "config.yaml").read_text())
-    made["model"] |= {"path": "jrahn/RookWorld-LM-124M"}
+    made["model"] |= {"path": "jrahn/RookWorld-LM-124M", "revision": "a" * 40}
     (run / "config.yaml").write_text(yaml.safe_dump(made))
     (run / "summary.json").write_text(json.dumps({"status": "interrupted", "reason": "SIGTERM after step 20"}))
     wrote(run=run, out=tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert yaml.safe_load(card.split("---\n")[1])["base_model"] == "jrahn/RookWorld-LM-124M"
+    assert f"Base model: `jrahn/RookWorld-LM-124M@{'a' * 40}`." in card
     assert "Its run has not finished: interrupted (SIGTERM after step 20)." in card
 
 
@@ -179,6 +180,8 @@ def test_a_model_without_a_run_has_a_card_without_one(model: Path, tmp_path: Pat
         ({"run": "x"}, "out=null: allowed: a folder; type run=RUN"),
         ({"run": "x", "out": "full"}, "out=full: not empty; allowed: a new folder, or add overwrite=true"),
         ({"run": "x", "out": "file"}, "out=file: a file; allowed: a folder"),
+        ({"run": "x", "out": "."}, r"out=\.: it is replaced whole and you stand in it; allowed: another folder"),
+        ({"run": "x", "out": ".."}, r"out=\.\.: it is replaced whole and you stand in it"),
         ({"run": "x", "out": "new", "push": "name"}, "push=name: allowed: a Hub repository's owner/name, or null"),
         ({"run": "x", "out": "new", "dtype": "float16"}, "dtype=float16: allowed: float32, bfloat16"),
         ({"run": "x", "out": "new", "puhs": "a/b"}, "puhs=a/b: no such key .*did you mean push?"),

@@ -38,23 +38,27 @@ def test_what_the_cache_has_is_pinned_and_all_else_stays(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("now", "kept"),
+    ("then", "typed", "now", "kept"),
     [
-        ({"path": "owner/name", "revision": None}, True),
-        ({"path": "owner/name", "revision": "v1"}, True),  # as it was typed then
-        ({"path": "owner/name", "revision": "v2"}, False),
-        ({"path": "owner/other", "revision": None}, False),
-        ({"path": "owner/name"}, False),
+        ([], [], {"path": "owner/name", "revision": None}, True),
+        ([], [], {"path": "owner/name", "revision": "v1"}, True),  # from a file of the user's
+        ([], [], {"path": "owner/name"}, False),
+        ([], [], {"path": "owner/other", "revision": None}, False),
+        ([], ["model.revision=v1"], {"path": "owner/name", "revision": "v1"}, False),
+        ([], ["model=other"], {"path": "owner/name", "revision": "v1"}, False),
+        (["model.revision=v1"], ["model.revision=v1", "models=1"], {"path": "owner/name", "revision": "v1"}, True),
+        (["++model.revision='v1'"], ["++model.revision='v1'"], {"path": "owner/name", "revision": "v1"}, True),
+        (["model.revision=v1"], ["model.revision=v2"], {"path": "owner/name", "revision": "v2"}, False),
     ],
 )
 def test_a_run_goes_on_with_its_commits_unless_something_else_is_typed(
-    now: dict[str, str | None], kept: bool, tmp_path: Path
+    then: list[str], typed: list[str], now: dict[str, str | None], kept: bool, tmp_path: Path
 ) -> None:
-    assert hub.as_before({"model": now}, tmp_path) == {"model": now}  # nothing to go on with
+    assert hub.as_before({"model": now}, tmp_path, typed) == {"model": now}  # nothing to go on with
     before = {"model": {"path": "owner/name", "revision": "a" * 40}}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(before))
     (tmp_path / ".hydra").mkdir()
-    (tmp_path / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump(["model.revision=v1"]))
-    assert (hub.as_before({"model": now}, tmp_path) == before) == kept
+    (tmp_path / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump(then))
+    assert (hub.as_before({"model": now}, tmp_path, typed) == before) == kept
     if not kept:
-        assert hub.as_before({"model": now}, tmp_path) == {"model": now}
+        assert hub.as_before({"model": now}, tmp_path, typed) == {"model": now}

@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import hashlib
 import logging
+import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -38,7 +39,7 @@ def find_stockfish(path: str | None) -> str:
     Raises: EngineError when nothing executable is there.
     """
     if path is not None:
-        found = shutil.which(path)
+        found = shutil.which(os.path.expanduser(path))
     else:
         found = shutil.which("stockfish") or shutil.which("stockfish", path="/usr/games")
     if found is None:

@@ -48,14 +48,14 @@ class EngineCache:
     """
 
     def __init__(self, path: str | None, wait_s: float) -> None:
-        self.path = path
+        self.path = None if path is None else Path(path).expanduser()
         self.wait_s = wait_s
         self._lock = threading.Lock()
         with self._clearly():
-            if path is not None:
-                Path(path).parent.mkdir(parents=True, exist_ok=True)
+            if self.path is not None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = sqlite3.connect(
-                path or ":memory:", timeout=wait_s, isolation_level=None, check_same_thread=False
+                self.path or ":memory:", timeout=wait_s, isolation_level=None, check_same_thread=False
             )
             try:
                 self._file.execute("PRAGMA journal_mode = WAL")  # readers do not wait for a writer

@@ -59,7 +59,7 @@ class EnvironmentTask:
         self.prompts_per_step = prompts
         self.legality: Literal["legacy", "strict"] = legality
         source = positions if isinstance(positions, str) else "the questions"
-        found = load_questions(Path(positions)) if isinstance(positions, str) else positions
+        found = load_questions(Path(positions).expanduser()) if isinstance(positions, str) else positions
         rows = [row for row in found if moves == "any" or is_legal(row) == (moves == "legal")]
         if not rows:
             raise DataError(f"{source}: none of its {len(found)} questions has a move that is {moves}")

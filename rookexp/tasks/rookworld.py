@@ -60,7 +60,7 @@ class PolicyTask:
         self.prompts_per_step = prompts
         self.build = P_PROMPTS[style]
         source = positions if isinstance(positions, str) else "the data"
-        rows = list(load_annotations(Path(positions)) if isinstance(positions, str) else positions)
+        rows = list(load_annotations(Path(positions).expanduser()) if isinstance(positions, str) else positions)
         random.Random(f"{seed}/rows").shuffle(rows)
         strands = [rows]
         self.left_out = ""
