@@ -175,7 +175,7 @@ class Trainer:
             # one share of those weights, and its optimizer step shall be as long as one with all of them.
             (micro.total * self.minibatches).backward()
             terms.append(replace(micro, terms={name: term.detach() for name, term in micro.terms.items()}))
-        norm = nn.utils.clip_grad_norm_(self.parameters, self.grad_clip)
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.grad_clip).to(device)  # without any row it is on the CPU
         if not torch.isfinite(norm):
             values = ", ".join(f"{name} {value:.4g}" for name, value in _means(terms, [norm], 1).items())
             raise TrainingDiverged(

@@ -24,6 +24,7 @@ OURS = str(Path(__file__).resolve().parent.parent / "rookexp")
 aten = torch.ops.aten
 INDEXING = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default)
 WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "_unique", "bincount", "equal", "is_nonzero")
+JOINING = (aten.stack.default, aten.cat.default)  # these take no number of another device, either
 MATH = 0  # the attention that is made of other operations
 
 
@@ -94,7 +95,7 @@ def computed(func: Any, args: Any, kwargs: dict[str, Any], waits: Waits | None) 
     if func is aten.copy_.default:
         to_device = isinstance(args[0], OnDevice)
     elif there and func is not aten._to_copy.default:
-        lost = [x for x in tensors if not isinstance(x, OnDevice) and x.dim() > 0]
+        lost = [x for x in tensors if not isinstance(x, OnDevice) and (x.dim() > 0 or func in JOINING)]
         if lost and not (func in INDEXING and all(x.dtype == torch.long for x in lost)):
             raise RuntimeError(f"{func}: tensors on {NAME} and on the CPU: {[tuple(x.shape) for x in lost]}")
         by_mask = func in INDEXING and any(x.dtype == torch.bool for x in args[1] if x is not None)

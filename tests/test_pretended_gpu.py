@@ -26,6 +26,7 @@ RUNS = {
         "grpo=ppo", "baseline=gae", "kl=adaptive", "grpo.top_p=0.9", "grpo.top_k=200", "grpo.inner_epochs=2",
         "grpo.minibatches=2", "optim=adamw_advanced",
     ),
+    "minibatches without a weight": ("grpo.minibatches=4", "grpo.dead_groups=dropped"),
     "guesses, a moving reference, resampled groups": (
         "grpo.lookup=3", "reference=ema", "grpo.dead_groups=resampled", "grpo.max_resamples=1",
         "loss=gspo", "optim=muon_pretrain",

@@ -44,6 +44,12 @@ def mixed(shares: dict[str, float], prompts: int, order: Any = "epochs", count: 
     return Mixed(tasks=tasks, shares=shares, prompts=prompts, order=order, sampling={})
 
 
+def test_a_mix_in_a_mix_is_refused() -> None:
+    inner: Any = mixed({"P": 1.0}, 2)
+    with pytest.raises(ConfigError, match=r"task\.tasks\.R: Mixed cannot be mixed, as it has no method take; "):
+        Mixed(tasks={"R": inner}, shares={"R": 1.0}, prompts=2, order="epochs", sampling={})
+
+
 @settings(max_examples=60, deadline=None)
 @given(share=st.integers(1, 99), prompts=st.integers(1, 20), first=st.integers(0, 40), steps=st.integers(1, 30))
 def test_in_any_window_of_steps_the_counts_are_within_one_of_the_share(

@@ -6,6 +6,7 @@ import json
 import random
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,16 @@ def test_the_data_sets_own_test_files_lose_the_positions_that_are_trained(tmp_pa
     assert len(trained) == 14
     assert len(evaluated) == 22 - 14 + 1
     assert not trained & evaluated
+    with pytest.raises(DataError, match=r"task\.evaluate=\*test\*: files of a folder, and task\.data=.* is one file"):
+        task_of(tmp_path / "train-0.txt", evaluate="*test*")
+
+
+def test_a_gold_answer_of_another_tasks_position_begins_with_its_best_move() -> None:
+    task = task_of(HERE, black_best="legacy")
+    prompt = next(prompt for prompt in task.prompts() if prompt.task == "P")
+    assert isinstance(prompt.answer, chess_text.Annotation)
+    other = replace(prompt.answer, fen=chess.STARTING_FEN)
+    assert task.gold(replace(prompt, answer=other)).endswith(f"B: {other.moves[0]}")
 
 
 def test_rows_that_are_no_documents_are_counted_listed_and_never_asked(tmp_path: Path) -> None:

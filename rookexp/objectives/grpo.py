@@ -108,6 +108,7 @@ class GRPO:
                 parameter.requires_grad_(False)
             if reference_sync.moves:
                 self.modules["reference"] = cast("nn.Module", self.reference)
+        self.rows = 0  # of the last step
         self.heads: dict[nn.Module, float] = {}  # what is trained beside the policy, and its learning rate
         self.value_head: ValueHead | None = None
         if baseline.needs_values:
@@ -146,6 +147,7 @@ class GRPO:
         """Samples, scores and compares the step's completions."""
         rollouts, scores, sampled = self.source.collect(step)
         rewards = scores.rewards.view(len(rollouts.prompts), self.group_size)  # (P, G)
+        self.rows = rewards.numel()
         metrics = rollout_metrics(rollouts, scores, rewards) | {"completions/sampled": float(sampled)}
         if isinstance(self.source.reward, LongReward):
             metrics |= self.source.reward.metrics()
@@ -340,7 +342,8 @@ class GRPO:
         if self.reference is None:
             return {}
         beta, kl_nats = self.coefficient.coefficient(), metrics.get("kl")
-        self.coefficient.observe(kl_nats, tokens=int(metrics["tokens"]), rows=int(metrics["completions/sampled"]))
+        tokens = round(metrics["completions/mean_length"] * self.rows)  # with those that have no weight
+        self.coefficient.observe(kl_nats, tokens=tokens, rows=self.rows)
         self.reference_sync.update(step + 1, cast("nn.Module", self.reference), cast("nn.Module", self.policy))
         if kl_nats is None:  # no token counted: every group was dropped, say
             return {"kl_coef": beta}

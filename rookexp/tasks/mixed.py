@@ -94,6 +94,12 @@ class Mixed(Several):
         total = sum(shares.values())
         if abs(total - 1) > 1e-6:
             raise ConfigError(f"task.shares={dict(shares)}: sums to {total:g}; allowed: shares that sum to 1")
+        for name, task in tasks.items():
+            if not callable(getattr(task, "take", None)):
+                raise ConfigError(
+                    f"task.tasks.{name}: {type(task).__name__} cannot be mixed, as it has no method take; allowed: a "
+                    "task of one sequence of prompts, such as rookworld_p or a_games"
+                )
         self.tasks = tasks
         self.prompts_per_step = prompts
         self.order = order

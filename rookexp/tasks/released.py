@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import chess
@@ -94,6 +95,11 @@ class RookWorld:
         texts = shards.shuffled(found, f"{seed}/rows")
         taken = self._take(texts, {name: wanted[name] for name in parts.values()}, lambda key: parts.get(split_of(key)))
         if own:
+            if Path(data).expanduser().is_file():
+                raise DataError(
+                    f"task.evaluate={evaluate}: files of a folder, and task.data={data} is one file; allowed: "
+                    f"{', '.join(HASHED)}, which take a share of its positions, or a folder"
+                )
             theirs = shards.shuffled(shards.find(data, revision, evaluate, column), f"{seed}/evaluation")
             asked = set(self.kept)
             ask = {"evaluation": wanted["evaluation"]}
@@ -157,7 +163,8 @@ class RookWorld:
         row = prompt.answer
         if not isinstance(row, Annotation):
             return self.training.gold(prompt)
-        best = self.labels[row] if self.black_best == "legacy" else row.moves[0]
+        published = self.labels.get(row, row.moves[0])  # the prompt may be another task's
+        best = published if self.black_best == "legacy" else row.moves[0]
         return build_p(row.fen, row.moves, row.evals_cp, best).removeprefix(prompt.text)
 
     def _quotas(self, rows: int | None) -> dict[str, int | None]:
