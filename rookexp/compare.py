@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from rookexp import environment
 from rookexp.errors import RookexpError
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ SHOWN_FIGURES = ("reward", "kl", "entropy")  # beside the main one
 
 def main() -> None:
     """The door: the command line, carried out."""
+    environment.print_any_text()
     compare(sys.argv[1:])
 
 

@@ -17,7 +17,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rookexp import environment, labels, mistakes, recipes, resume
+from rookexp import environment, labels, mistakes, recipes, resume, stop
 from rookexp.composing import HYDRA_VERSION, PACKAGE, conf_dir, configs, version_base
 from rookexp.errors import ConfigError, DataError, EngineError, Reconfigured, RookexpError, RunStopped
 from rookexp.run_info import is_secret
@@ -36,6 +36,7 @@ def enter(task: Task, config_name: str) -> None:
     `config` is plain and resolved. Exit status: 2 for what was typed or is missing, 1 for a run that failed, 128 and a
     signal's number for one that the signal ended. With HYDRA_FULL_ERROR=1 every error is a traceback.
     """
+    environment.print_any_text()
     wants_traceback = os.environ.get(FULL_ERROR) == "1"
     started = False
     failed: list[int] = []  # the status of each job that has had its line
@@ -73,7 +74,7 @@ def enter(task: Task, config_name: str) -> None:
             raise
         sys.exit(130)
     except BrokenPipeError:  # whoever read the output has gone, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what Python still wants to write at its end
+        stop.silence(1)  # for what Python still wants to write at its end
         sys.exit(141)
     except Exception as error:
         told = None if wants_traceback else line_and_status(error, config_name, started=started)
@@ -139,15 +140,17 @@ def in_a_sweep() -> bool:
     return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
 
 
-def overrides() -> list[str]:
-    """The overrides of this run; [] where it was not started by Hydra."""
-    return list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
+def typed() -> list[str]:
+    """The overrides of this run, without those that took out a recipe's values; [] where Hydra has not started it."""
+    if not HydraConfig.initialized():
+        return []
+    return recipes.typed(list(HydraConfig.get().overrides.task), str(HydraConfig.get().job.config_name))
 
 
-def keep_overrides(folder: Path) -> None:
-    """Notes in the folder of a run that goes on what it goes on with; a new run's overrides are there already."""
-    if HydraConfig.initialized() and HydraConfig.get().output_subdir is None:
-        resume.keep(folder, overrides())
+def note_start(folder: Path) -> None:
+    """Notes in a run's folder what it was started with, or goes on with."""
+    if HydraConfig.initialized():
+        resume.note(folder, typed(), OmegaConf.to_yaml(HydraConfig.instance().cfg))
 
 
 def register_resolvers() -> None:

@@ -1,8 +1,10 @@
-"""W&B's settings from a `.env` file, so that a key need not stand in a shell's history or in a config."""
+"""What a command finds around it: W&B's settings in a `.env` file, and outputs that do not know every character."""
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 from pathlib import Path
 
 from rookexp.errors import ConfigError
@@ -10,8 +12,16 @@ from rookexp.errors import ConfigError
 PREFIX = "WANDB_"
 
 
+def print_any_text() -> None:
+    """Lets standard outputs in another encoding than UTF-8 have a question mark where a character is not in theirs."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 def load(folder: Path) -> None:
-    """Puts the `WANDB_*` lines of the folder's `.env` into the environment, where what is set already stays.
+    """Puts the `WANDB_*` lines of the folder's `.env` into the environment, where what is set already stays, so that a
+    key need not stand in a shell's history or in a config.
 
     Raises: ConfigError where there is such a file and it cannot be read; no line of it is shown.
     """

@@ -1,4 +1,7 @@
-"""The commits of the Hugging Face Hub that a run used: written into its config.yaml, and used again when it goes on."""
+"""What a run began with, where that may move on: commits of the Hugging Face Hub, and checkpoints of another run.
+
+They are written into its config.yaml, and used again when it goes on.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from rookexp import resume, runs
+from rookexp import policies, resume, runs
 from rookexp.models import weights
 
 KINDS = {"path": "model", "data": "dataset"}  # the key beside `revision` -> what it names on the Hub
@@ -18,30 +21,34 @@ COMMIT = re.compile("[0-9a-f]{40}")
 def pinned(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration with the commit for every branch or tag of a Hub repository, and for none given.
 
-    To be asked when the parts of a run are built: the commit is that of the snapshot that was fetched for them.
+    For a model's path that is a run, with the model of its newest checkpoint. To be asked when the parts of a run are
+    built: the commit is that of the snapshot that was fetched for them.
     """
     return {key: _pinned(value) for key, value in config.items()}
 
 
 def as_before(config: Mapping[str, Any], folder: Path, typed: Sequence[str]) -> dict[str, Any]:
-    """The configuration of a run that goes on in `folder`, with the commits of its last start.
+    """The configuration of a run that goes on in `folder`, with the commits and the checkpoint of its last start.
 
-    A revision that is `typed` otherwise than then stands, and so does that of another repository.
+    What is `typed` otherwise than then stands, and so does the revision of another repository.
     """
     found = deepcopy(dict(config))
     if not (folder / runs.CONFIG).is_file():
         return found
     before, now, then = runs.flat(runs.read_config(folder)), runs.flat(config), runs.overrides(folder)
-    for key, commit in before.items():
+    for key, value in before.items():
         group, _, last = key.rpartition(".")
-        if last != "revision" or not COMMIT.fullmatch(str(commit)):
+        if last == "revision" and COMMIT.fullmatch(str(value)):
+            same = all(now.get(f"{group}.{name}") == before.get(f"{group}.{name}") for name in KINDS)
+        elif last == "path" and f"{group}.revision" in before and isinstance(now.get(key), str):
+            same = Path(now[key]).expanduser() in Path(value).parents
+        else:
             continue
-        same = all(now.get(f"{group}.{name}") == before.get(f"{group}.{name}") for name in KINDS)
         if same and key in now and _about(key, typed) == _about(key, then):
             node = found
             for name in group.split("."):
                 node = node[name]
-            node["revision"] = commit
+            node[last] = value
     return found
 
 
@@ -58,6 +65,9 @@ def _pinned(value: Any) -> Any:
         for name, kind in KINDS.items():
             if isinstance(value.get(name), str):
                 found["revision"] = _commit(value[name], kind, value["revision"]) or value["revision"]
+        if isinstance(value.get("path"), str) and (folder := Path(value["path"]).expanduser()).is_dir():
+            model = policies.model_folder(folder)
+            found["path"] = value["path"] if model == folder else str(model)
     return found
 
 

@@ -108,7 +108,9 @@ IN_BRACKETS = re.compile(r"""(?<=[\s,:\[{'"])(?:~|[A-Za-z]:)?[/\\](?![/\\])[^\s,
 def shown(path: str) -> str:
     """A path without the folders above, which are nobody's business; a Hub id as it is."""
     if Path(path).expanduser().is_absolute() or Path(path).exists():
-        return f".../{Path(path).name}"
+        *_, run, kept, step, model = ("", "", "", *Path(path).parts)
+        named = f"{run}/{kept}/{step}" if (kept, model) == (checkpoint.FOLDER, checkpoint.MODEL) else model
+        return f".../{named}"
     return path
 
 

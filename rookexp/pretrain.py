@@ -20,7 +20,7 @@ def pretrain(config: dict[str, Any], run_folder: Path) -> None:
 
     with job.at_work(run_folder):
         if config["resume"] is not None:
-            config = hub.as_before(config, Path(config["resume"]), door.overrides())
+            config = hub.as_before(config, Path(config["resume"]), door.typed())
             kept.refuse_other(Path(config["resume"]), config, swept=False)
         session.pretrain(build.build_pretraining(config, run_folder), config, run_folder)
 

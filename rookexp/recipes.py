@@ -45,6 +45,17 @@ def taken_out(overrides: Sequence[str], config_name: str, searchpath: Sequence[s
     return [text for text in changes if text not in overrides]
 
 
+def typed(overrides: Sequence[str], config_name: str) -> list[str]:
+    """The overrides without those that `taken_out` has put first."""
+    if not any(text.startswith(f"{RECIPES}=") for text in overrides):
+        return list(overrides)
+    options = [
+        text for text in overrides if "=" in text and (text.startswith(f"{RECIPES}=") or _is_group(text.split("=")[0]))
+    ]
+    added = taken_out(options, config_name)
+    return [text for text in overrides if text not in added]
+
+
 def _is_group(key: str) -> bool:
     """Whether it names a group, or one and where its option goes, as GROUP@PATH."""
     return bool(GlobalHydra.instance().config_loader().get_group_options(key.partition("@")[0]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +10,12 @@ from pathlib import Path
 import yaml
 
 from rookexp import check
+from rookexp.files import write_atomic
 
 KEY, PLACE = "resume", "hydra.run.dir"
 DOORS = {"config": "train", "pretrain": "pretrain"}  # config names whose runs can be continued
-SAVED = Path(".hydra")  # written by Hydra into a run's folder
+SAVED = Path(".hydra")  # in a run's folder
+SHORT = {"--config-dir": "-cd", "--config-name": "-cn"}
 OVERRIDES, HYDRA = SAVED / "overrides.yaml", SAVED / "hydra.yaml"
 ALLOWED = "allowed: a run folder with a checkpoint, or null"
 
@@ -20,8 +23,8 @@ ALLOWED = "allowed: a run folder with a checkpoint, or null"
 def continued(flags: Sequence[str], overrides: Sequence[str], config_name: str) -> list[str]:
     """The whole command line that goes on with a run; as it was without `resume=`, or where that is null.
 
-    A saved override stays unless its key is typed anew. The run's folder becomes Hydra's, and the `.hydra` in it is
-    left alone: what was typed is added to it when the run starts, so that a refused command changes nothing.
+    A saved override stays unless its key is typed anew, and so does a flag that says where options are. The run's
+    folder becomes Hydra's.
     Raises: ConfigError for a folder that is no run of this door, and with `-m`.
     """
     typed = {key_of(text): text for text in overrides}
@@ -34,7 +37,7 @@ def continued(flags: Sequence[str], overrides: Sequence[str], config_name: str) 
     if not value or not folder.is_dir():
         raise check.refusal(KEY, value, f"no such folder; {ALLOWED}")
     saved = read_saved(folder, value)
-    if saved.config_name != config_name and saved.config_name in DOORS:
+    if saved.config_name != config_name and saved.config_name in DOORS:  # another name is a user's own
         command = f"python -m rookexp.{DOORS[saved.config_name]} {KEY}={value}"
         raise check.refusal(KEY, value, f"a run of another door; type {command}")
     kept = [text for text in saved.overrides if key_of(text) not in (*typed, KEY)]
@@ -42,18 +45,21 @@ def continued(flags: Sequence[str], overrides: Sequence[str], config_name: str) 
     if elsewhere and Path(elsewhere).expanduser().resolve() != folder:
         raise check.refusal(KEY, value, f"a run goes on in its own folder; leave {typed[PLACE]} out")
     own = [text for key, text in typed.items() if key != KEY]
-    place = [f"{KEY}={quoted(folder)}", f"{PLACE}={quoted(folder)}", "hydra.output_subdir=null"]
-    theirs = [] if any(flag in ("--config-dir", "-cd") for flag in flags) else saved.flags
-    return [*theirs, *flags, *kept, *own, *place]
+    place = [f"{KEY}={quoted(folder)}", f"{PLACE}={quoted(folder)}"]
+    given = {flag.partition("=")[0] for flag in flags}
+    theirs = {
+        flag: text for flag, text in saved.flags.items() if not given & {flag, SHORT[flag]} and text != config_name
+    }
+    return [*itertools.chain(*theirs.items()), *flags, *kept, *own, *place]
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What Hydra has noted of how a run was started."""
+    """What is noted of how a run was started."""
 
     config_name: str
     overrides: list[str]
-    flags: list[str]  # --config-dir and its folder, where one was given
+    flags: dict[str, str]  # those that say where its options are, with what was given
 
 
 def read_saved(folder: Path, value: str) -> Saved:
@@ -63,11 +69,10 @@ def read_saved(folder: Path, value: str) -> Saved:
     """
     try:
         overrides, about = (yaml.safe_load((folder / name).read_text(encoding="utf-8")) for name in (OVERRIDES, HYDRA))
-        sources = about["hydra"]["runtime"]["config_sources"]
-        folders = [source["path"] for source in sources if source["provider"] == "command-line"]
-        return Saved(
-            about["hydra"]["job"]["config_name"], list(overrides), ["--config-dir", *folders] if folders else []
-        )
+        paths = {source["provider"]: source["path"] for source in about["hydra"]["runtime"]["config_sources"]}
+        name = about["hydra"]["job"]["config_name"]
+        found = {"--config-dir": paths.get("command-line"), "--config-name": name}
+        return Saved(name, list(overrides), {flag: text for flag, text in found.items() if text})
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
         raise check.refusal(KEY, value, f"not a run's folder, for {SAVED} in it cannot be read; {ALLOWED}") from error
 
@@ -88,8 +93,12 @@ def quoted(folder: Path) -> str:
     return f"'{text}'"
 
 
-def keep(folder: Path, overrides: Sequence[str]) -> None:
-    """Notes what a run goes on with where the next `resume` reads it; nothing where the run's start was not noted."""
-    if (folder / OVERRIDES).is_file():
-        own = [text for text in overrides if key_of(text) != KEY]
-        (folder / OVERRIDES).write_text(yaml.safe_dump(own), encoding="utf-8")
+def note(folder: Path, overrides: Sequence[str], about: str) -> None:
+    """Writes what a run was started or goes on with where the next `resume` reads it, as Hydra would.
+
+    Hydra itself would write before the run has looked at its folder, also there where it refuses to start.
+    `about`: the text of hydra.yaml.
+    """
+    (folder / SAVED).mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / OVERRIDES, yaml.safe_dump([text for text in overrides if key_of(text) != KEY]))
+    write_atomic(folder / HYDRA, about)

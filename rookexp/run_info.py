@@ -50,7 +50,7 @@ def write_run_info(folder: Path, config: Mapping[str, Any], argv: Sequence[str])
         "seeds": dict(_seeds(config, "")),
         "earlier_starts": earlier,
     }
-    (folder / "config.yaml").write_text(yaml.safe_dump(redacted(config), sort_keys=False), encoding="utf-8")
+    write_atomic(folder / "config.yaml", yaml.safe_dump(redacted(config), sort_keys=False))
     write_atomic(path, json.dumps(info, indent=2) + "\n")
 
 

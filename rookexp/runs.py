@@ -89,10 +89,17 @@ def overrides(folder: Path) -> tuple[str, ...]:
 def find(path: Path) -> list[Path]:
     """The run folders in a folder: itself, or those at any depth below, 2 before 10; none is looked for in a run.
 
-    Hydra's own folders do not count, although there is a config.yaml in them.
+    A link to a folder is followed, each folder once. Hydra's own folders do not count, although there is a config.yaml
+    in them.
     """
     found: list[Path] = []
-    for folder, inside, files in os.walk(path):
+    seen: set[str] = set()
+    for folder, inside, files in os.walk(path, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:
+            inside.clear()
+            continue
+        seen.add(real)
         if CONFIG in files:
             found.append(Path(folder))
             inside.clear()

@@ -123,6 +123,7 @@ def assemble(
         checkpoint.restore(start.checkpoint, model=policy.model, optimizer=optimizer, modules=objective.modules)
     policy.tokenizer.save(folder / "tokenizer")
     asked, saver = stop.Stop(), checkpoint.Saver()
+    tracker.unread = asked.unread
 
     def after_step(step: int) -> None:
         last = step == settings.steps
@@ -253,7 +254,7 @@ def tracked(training: Training, config: Mapping[str, Any], folder: Path, door_na
         nonlocal command
         command = f"python -m rookexp.{door_name} {shlex.quote(f'resume={folder}')}"
         write_run_info(folder, config, sys.argv)
-        door.keep_overrides(folder)
+        door.note_start(folder)
 
     if training.start.checkpoint is None:
         note()

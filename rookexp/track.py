@@ -44,10 +44,14 @@ class Tracker(Protocol):
 
 
 class FanOut:
-    """Several trackers as one; each is closed even if another fails to."""
+    """Several trackers as one; each is closed even if another fails to.
+
+    Where `unread` is set it is called when what a tracker prints is not read any more, as behind `| head`.
+    """
 
     def __init__(self, *, trackers: Sequence[Tracker]) -> None:
         self.trackers = tuple(trackers)
+        self.unread: Callable[[], None] | None = None
 
     def start(self, config: Mapping[str, Any]) -> None:
         for tracker in self.trackers:
@@ -55,7 +59,12 @@ class FanOut:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         for tracker in self.trackers:
-            tracker.log(step, metrics)
+            try:
+                tracker.log(step, metrics)
+            except BrokenPipeError:
+                if self.unread is None:
+                    raise
+                self.unread()
 
     def log_completions(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         for tracker in self.trackers:

@@ -36,7 +36,7 @@ def train(config: dict[str, Any], run_folder: Path) -> None:
             dry_run.run(config)
             return
         if config["resume"] is not None:
-            config = hub.as_before(config, Path(config["resume"]), door.overrides())
+            config = hub.as_before(config, Path(config["resume"]), door.typed())
             kept.refuse_other(Path(config["resume"]), config, swept=trial is not None)
         with suppress(RunPruned):  # its folder says so
             session.train(build.build_training(config, run_folder), config, run_folder, trial)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import resource
 import subprocess
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from rookexp import bench, build, composing, data, door, evaluate, export, pretrain, train, uci
+from rookexp import bench, build, composing, data, door, environment, evaluate, export, pretrain, train, uci
 from rookexp.errors import ConfigError, TrainingDiverged
 
 DOORS: dict[str, Callable[[dict[str, Any], Path], None]] = {
@@ -151,6 +152,15 @@ def test_who_stops_reading_is_no_error(tmp_path: Path, root: Path) -> None:
     assert door_process.returncode == 141
 
 
+def test_an_output_that_does_not_know_a_character_shows_a_question_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict"))
+    environment.print_any_text()
+    print("0.1 \u2192 0.2", flush=True)
+    assert isinstance(sys.stdout, io.TextIOWrapper)
+    assert sys.stdout.buffer.getvalue() == b"0.1 ? 0.2\n"  # type: ignore[attr-defined]
+
+
 def test_a_mistake_in_a_sweep_names_the_value(enter: Any, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_status:
         enter("-m", "kl=none,fixde")
@@ -265,7 +275,7 @@ def test_each_run_has_a_folder_of_its_own(enter: Any, tmp_path: Path) -> None:
     folders = [enter(f"task_name={name}").calls[0][1] for name in ("a", "a", "b")]
     assert len(set(folders)) == 3
     assert [folder.parent for folder in folders] == [tmp_path / "outputs" / name for name in ("a", "a", "b")]
-    assert all((folder / ".hydra" / "overrides.yaml").is_file() for folder in folders)
+    assert not any(list(folder.iterdir()) for folder in folders), "what is noted there is the training's to note"
 
 
 def test_a_sweep_runs_each_job_in_one_folder(enter: Any) -> None:

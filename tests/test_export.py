@@ -164,6 +164,13 @@ def test_a_hub_model_is_the_base_by_its_id_and_an_unfinished_run_says_so(run: Pa
     assert "Its run has not finished: interrupted (SIGTERM after step 20)." in card
 
 
+def test_a_base_model_is_named_without_the_folders_above(tmp_path: Path) -> None:
+    named = {"mine": "mine", "a/checkpoints/step-000002/model": "a/checkpoints/step-000002", "model": "model"}
+    for path, words in named.items():
+        assert model_card.shown(str(tmp_path / path)) == f".../{words}"
+    assert model_card.shown("owner/name") == "owner/name"
+
+
 def test_a_model_without_a_run_has_a_card_without_one(model: Path, tmp_path: Path) -> None:
     wrote(run=model, out=tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")

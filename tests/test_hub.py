@@ -37,6 +37,23 @@ def test_what_the_cache_has_is_pinned_and_all_else_stays(tmp_path: Path, monkeyp
     assert hub.pinned(found) == found
 
 
+def test_a_run_goes_on_with_the_checkpoint_of_another_run_that_it_began_with(tmp_path: Path) -> None:
+    steps = tmp_path / "other" / "checkpoints"
+    for step in ("step-000002", "step-000004"):
+        (steps / step).mkdir(parents=True)
+        (steps / step / "trainer.json").write_text("{}")
+    model = {"path": str(tmp_path / "other"), "revision": None}
+    before = hub.pinned({"model": model})
+    assert before["model"]["path"] == str(steps / "step-000004" / "model")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(before))
+    (steps / "step-000006").mkdir()
+    (steps / "step-000006" / "trainer.json").write_text("{}")
+    assert hub.as_before({"model": model}, tmp_path, []) == before
+    now = {"model": model | {"path": str(tmp_path / "elsewhere")}}
+    for config, typed in (({"model": model}, ["model.path=other"]), (now, [])):
+        assert hub.as_before(config, tmp_path, typed) == config
+
+
 @pytest.mark.parametrize(
     ("then", "typed", "now", "kept"),
     [

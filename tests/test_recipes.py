@@ -7,7 +7,7 @@ from typing import Any
 import hydra
 import pytest
 
-from rookexp import build, composing, door
+from rookexp import build, composing, door, recipes
 from rookexp.errors import ConfigError
 
 
@@ -58,6 +58,14 @@ def test_a_value_typed_beside_both_wins() -> None:
     config = composed("experiment=dapo", "loss=gspo", "loss.clip_low=0.001")
     assert config["loss"] == {"_target_": "rookexp.losses.Gspo", "clip_low": 0.001, "clip_high": 4e-4}
     assert composed("experiment=grpo", "kl.coef=0.5")["kl"] == composed("kl=fixed", "kl.coef=0.5")["kl"]
+
+
+@pytest.mark.parametrize("words", ["experiment=dapo loss=gspo loss.clip_low=0.001", "loss=gspo seed=3", "loss.a=1"])
+def test_what_was_typed_is_found_among_what_hydra_was_given(words: str) -> None:
+    door.register_resolvers()
+    given = door.arrange(words.split(), "config")
+    with hydra.initialize_config_dir(str(composing.conf_dir()), **composing.version_base()):
+        assert recipes.typed(given, "config") == words.split()
 
 
 def test_an_option_at_a_path_of_the_recipes_own_stands_as_its_file_has_it() -> None:

@@ -79,6 +79,15 @@ def test_runs_are_found_at_any_depth_in_natural_order(tmp_path: Path) -> None:
     assert runs.find(tmp_path / "nowhere") == []
 
 
+def test_links_to_runs_are_followed_once(tmp_path: Path) -> None:
+    make(tmp_path / "runs" / "1")
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "best").symlink_to(tmp_path / "runs" / "1")
+    (tmp_path / "links" / "round").symlink_to(tmp_path / "links")
+    assert runs.find(tmp_path / "links") == [tmp_path / "links" / "best"]
+    assert len(runs.find(tmp_path)) == 1
+
+
 def test_figures_are_of_the_end_and_only_of_what_was_logged() -> None:
     found = runs.figures(rows(gain=0.5))
     assert found["gain"] == pytest.approx(0.5)

@@ -324,6 +324,65 @@ def test_a_second_signal_does_not_wait(second: signal.Signals, error: type[BaseE
             os.kill(os.getpid(), second)
 
 
+PIPED = f"""
+import os, sys
+from rookexp import door, train
+sys.argv = ["train", *"{TRAIN} steps=50 save_every=50 track=local hydra.run.dir=run".split()]
+sys.argv += [f"track.health.{{name}}=1" for name in ("truncated", "identical", "dead_groups")]  # which speak on stderr
+if os.environ["SIGNAL"]:
+    import signal
+    from rookexp import trainer
+    update = trainer.Trainer.update
+    def signalled(self, step, experience):
+        if step == 1:
+            sys.stdin.read()  # until who reads has gone
+            os.kill(os.getpid(), signal.SIGINT)
+        return update(self, step, experience)
+    trainer.Trainer.update = signalled
+door.enter(train.train, "config")
+"""
+
+
+@pytest.mark.parametrize(
+    ("signalled", "together", "status"),
+    [("", False, 141), ("", True, 141), ("SIGINT", False, 130), ("SIGINT", True, 130)],
+)
+def test_a_run_whose_output_is_not_read_any_more_is_saved(
+    signalled: str, together: bool, status: int, root: Path, tmp_path: Path
+) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(root), "SIGNAL": signalled}
+    pipe, err = subprocess.PIPE, subprocess.STDOUT if together else subprocess.PIPE
+    words = [sys.executable, "-c", PIPED]
+    with subprocess.Popen(words, cwd=tmp_path, env=environment, stdin=pipe, stdout=pipe, stderr=err) as running:
+        assert running.stdin is not None
+        assert running.stdout is not None
+        assert any(line.startswith(b"step 1/") for line in running.stdout)
+        running.stdout.close()  # as `head` does, and a `tee` that the same Ctrl-C has ended
+        running.stdin.close()
+        said = b"" if running.stderr is None else running.stderr.read()
+    assert running.returncode == status
+    done = [row["step"] for row in metrics(tmp_path / "run")][-1]
+    assert 2 <= done < 50
+    assert (tmp_path / "run" / "checkpoints" / f"step-{done:06d}").is_dir()
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
+    assert summary["status"] == "interrupted"
+    if not together:
+        name = signalled or "SIGPIPE"
+        assert f"interrupted by {name} after step {done}; to go on type: ".encode() in said
+        assert b"Traceback" not in said
+
+
+def test_a_command_that_is_refused_leaves_the_run_in_its_folder_as_it_was(shell: Shell, tmp_path: Path) -> None:
+    assert shell(TRAIN, "hydra.run.dir=run", "steps=2") == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    for line in ("optim.lr=0.02 steps=3", "dry_run=true", "optim.lr=-1"):
+        shell(TRAIN, "hydra.run.dir=run", *line.split())
+        changed = [str(path) for path, text in before.items() if path.read_bytes() != text and path.suffix != ".log"]
+        assert not changed
+    assert shell("resume=run steps=3") == 0
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text(encoding="utf-8"))["optim"]["lr"] == 0.01
+
+
 def test_a_finished_run_says_so_and_goes_on_when_steps_grow(
     shell: Shell, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -353,7 +412,8 @@ def test_what_cannot_be_resumed_is_said_in_one_line(
     shell: Shell, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()
-    assert shell("optim.lr=-1", "hydra.run.dir=stillborn") == 2
+    assert shell(TRAIN, "hydra.run.dir=stillborn", "steps=1") == 0
+    shutil.rmtree(tmp_path / "stillborn" / "checkpoints")
     capfd.readouterr()
     for line, words in {
         "resume=nowhere": "resume=nowhere: no such folder; allowed: a run folder with a checkpoint, or null",
@@ -384,11 +444,18 @@ def test_typed_overrides_win_and_a_folder_of_options_is_found_again(tmp_path: Pa
     (tmp_path / resume.HYDRA).write_text(yaml.safe_dump(about), encoding="utf-8")
     saved = ["kl=fixed", "kl.coef=0.1", "+a.b=1", "seed=3", "resume=earlier"]
     (tmp_path / resume.OVERRIDES).write_text(yaml.safe_dump(saved), encoding="utf-8")
-    place = [f"resume='{tmp_path}'", f"hydra.run.dir='{tmp_path}'", "hydra.output_subdir=null"]
+    place = [f"resume='{tmp_path}'", f"hydra.run.dir='{tmp_path}'"]
     line = resume.continued(["--cfg", "job"], ["kl=none", "++a.b=2", f"resume='{tmp_path}'"], "config")
     assert line == ["--config-dir", "mine", "--cfg", "job", "kl.coef=0.1", "seed=3", "kl=none", "++a.b=2", *place]
-    line = resume.continued(["--config-dir", "other"], [f"resume={tmp_path}"], "config")
-    assert line == ["--config-dir", "other", *saved[:4], *place]
+    for given in (["--config-dir", "other"], ["--config-dir=other"], ["-cd", "other"]):
+        line = resume.continued(given, [f"resume={tmp_path}"], "config")
+        assert line == [*given, *saved[:4], *place]
+    about["hydra"]["job"]["config_name"] = "own"
+    (tmp_path / resume.HYDRA).write_text(yaml.safe_dump(about), encoding="utf-8")
+    flags = ["--config-dir", "mine", "--config-name", "own"]
+    assert resume.continued([], [f"resume={tmp_path}"], "config") == [*flags, *saved[:4], *place]
+    line = resume.continued(["-cn", "other"], [f"resume={tmp_path}"], "config")
+    assert line == [*flags[:2], "-cn", "other", *saved[:4], *place]
     with pytest.raises(ConfigError, match=r"a run goes on in its own folder; leave hydra.run.dir=elsewhere out"):
         resume.continued([], [f"resume={tmp_path}", "hydra.run.dir=elsewhere"], "config")
     assert resume.continued([], [f"resume={tmp_path}", f"hydra.run.dir={tmp_path}"], "config")[-1] == place[-1]
