@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from rookexp import __version__
@@ -104,7 +103,7 @@ def _write(
         unfinished.mkdir(parents=True)
         weights.save_model(model, unfinished / MODEL, dtype="float32", tokenizer_file=tokenizer_file)
         for name, tensors in files.items():
-            save_file(tensors, unfinished / name)
+            weights.save_tensors(tensors, unfinished / name)
         whole = {**about, "files": {name: _stamp(unfinished / name) for name in _files(unfinished)}}
         (unfinished / TRAINER).write_text(json.dumps(whole, allow_nan=False) + "\n", encoding="utf-8")
         _sync(unfinished)
@@ -112,7 +111,7 @@ def _write(
             os.replace(final, root / f"{PARTIAL}replaced-{final.name}")
         os.replace(unfinished, final)
         _sync_folder(root)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         shutil.rmtree(unfinished, ignore_errors=True)
         left = latest(run_folder)
         usable = f"{left} is untouched and usable" if left else "there is no earlier one"

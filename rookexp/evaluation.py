@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -9,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rookexp import generate
+from rookexp import generate, ops
 from rookexp.objectives.rollouts import Codec, completion_texts
 from rookexp.types import Prompt, Reward, scores_of
 
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in the text of an object that says nothing of what is in it
 BATCH = 256  # prompts answered at a time; bounds the memory and changes no answer
 
 
@@ -75,6 +78,11 @@ class Greedy:
             "eval/truncated_frac": float(torch.cat(truncated).float().mean()),
             **means,
         }
+
+    def answers(self) -> str:
+        """A digest of the prompts and what their reward compares with; equal where evaluations are one measure."""
+        asked = sorted((prompt.text, ADDRESS.sub("", repr(prompt.answer))) for prompt in self.prompts)
+        return f"{ops.seed_of(*itertools.chain(*asked)):016x}"
 
     def length_of(self, prompt: Prompt) -> int:
         """Longest answer to the prompt in tokens, end of text included."""

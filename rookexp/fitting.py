@@ -282,6 +282,11 @@ def climb(
     The trainer's weights, optimizer and rates are afterwards what they were, bit by bit.
     """
     with unchanged(trainer):
+        if (
+            getattr(trainer.policy, "replays", None) is not None
+        ):  # the cache that its recordings share is there while weights are updated
+            for each in decodings:
+                decoded(trainer, each, memory, autocast)
         rungs = ascend(trainer, case, memory)
         if rungs[0].fits:
             rungs += [rung for each in decodings for rung in decoded(trainer, each, memory, autocast)]

@@ -29,6 +29,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # <malloc.h> of glibc
 KEPT_BYTES = (1 << 30, 1 << 25)  # 32 MiB is the most that an older glibc takes
 NEVER = -1  # as M_TRIM_THRESHOLD: however much is free
 GIB = 1 << 30
+SIZES, GPU_SIZES = (24, 512), (64, 8192)  # micro-batch and head chunk where none is given
 CLEAR_REFS = Path("/proc/self/clear_refs")  # Linux: 5 makes the peak what is resident now
 CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
@@ -57,8 +58,8 @@ class Hardware:
         threads: Annotated[int, Ge(1)] | None,
         precision: Literal["auto", "fp32", "bf16"],
         decode: Literal["eager", "cuda_graph"],
-        micro_batch: Annotated[int, Ge(1)],
-        head_chunk: Annotated[int, Ge(1)],
+        micro_batch: Annotated[int, Ge(1)] | None,
+        head_chunk: Annotated[int, Ge(1)] | None,
         fit: bool,
         grow: Literal["micro_batch", "batch"],
         memory_gib: Annotated[float, Ge(0.001), Le(1_000_000)] | None,
@@ -69,13 +70,18 @@ class Hardware:
         self.device = torch.device(find_device(device))
         if keep_freed and self.device.type == "cpu":
             keep_freed_memory()
+        if self.device.type == "cuda":
+            # cuDNN's attention makes a plan for every new shape, milliseconds each, and ours are all ragged.
+            torch.backends.cuda.enable_cudnn_sdp(False)
+            torch.set_float32_matmul_precision("highest")  # some images have TF32 stand for fp32
         self.precision = precision if precision != "auto" else fastest_precision(self.device.type)
         if decode == "cuda_graph" and self.device.type != "cuda":
             where = f"needs a CUDA GPU, and this run is on {self.device.type}"
             raise ConfigError(f"hardware.decode={decode}: {where}; allowed: eager, or hardware=cuda on such a machine")
         self.decode = decode
-        self.micro_batch = micro_batch
-        self.head_chunk = head_chunk
+        rows, tokens = GPU_SIZES if self.device.type == "cuda" else SIZES
+        self.micro_batch = rows if micro_batch is None else micro_batch
+        self.head_chunk = tokens if head_chunk is None else head_chunk
         if grow == "batch" and not fit:
             raise ConfigError("hardware.grow=batch: needs hardware.fit=true; allowed without: micro_batch")
         if memory_gib is not None and not fit:

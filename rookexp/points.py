@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,11 +26,17 @@ SCORED = (
     "task.sampling.P.max_new_tokens",
     "task.sampling.A.max_new_tokens",
 )
+# What else has a say in the reward of samples.
+SAMPLED = ("grpo.temperature", "grpo.top_k", "grpo.top_p", "grpo.overlong_buffer", "task.sampling")
 FIGURES: dict[str, tuple[str, Literal["up", "down"] | None, tuple[str, ...]]] = {
     "gain": ("last minus first greedy reward", "up", SCORED),
     "reward": ("last greedy reward", "up", SCORED),
     "best": ("highest greedy reward on the way", "up", (*SCORED, "eval.every")),
-    "slope": ("reward per 100 steps, of the 20-value mean; greedy where each step has it, else sampled", "up", SCORED),
+    "slope": (
+        "reward per 100 steps, of the 20-value mean; greedy where each step has it, else sampled",
+        "up",
+        (*SCORED, "eval.every", *SAMPLED),
+    ),
     "kl": (
         "forward KL to the reference, nats a token, mean of the last 20 steps",
         None,
@@ -48,7 +55,17 @@ FIGURES: dict[str, tuple[str, Literal["up", "down"] | None, tuple[str, ...]]] = 
 }
 ON_PROMPTS = ("gain", "reward", "best", "slope")  # compared only where the evaluation asks the same prompts
 ANSWER = {"step", "prompt", "completion"}  # what a line of completions.jsonl has at least
+NOT_KNOWN = "the prompts of the evaluation are not known"
 OTHER_PROMPTS = "the evaluation asks other prompts"
+OTHER_ANSWERS = "the same prompts are judged by other right answers, as of other positions or task.legality"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a run's last evaluation asked."""
+
+    prompts: tuple[str, ...]  # sorted
+    answers: str | None  # a digest of the right answers; None in runs of before it was noted
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +76,7 @@ class Point:
     runs: tuple[Run, ...]  # one a seed, in the order of the seeds
     figures: tuple[dict[str, float], ...]  # of each run
     settings: dict[str, Any]  # dotted key -> value, of the keys that vary among the points
-    prompts: tuple[str, ...] | None  # what the last evaluation asked; None: not logged, or not the same in all runs
+    asked: dict[int, Asked]  # by seed, of the runs that have logged it
 
     @property
     def finished(self) -> tuple[Run, ...]:
@@ -136,7 +153,7 @@ def compare(folders: Sequence[Path], *, baseline: str | None = None) -> Comparis
             runs=tuple(group),
             figures=tuple(runs.figures(run.rows) for run in group),
             settings={key: values[i] for key, values in varying.items()},
-            prompts=prompts(group),
+            asked=asked(group),
         )
         for i, (name, group) in enumerate(zip(names, members, strict=True))
     )
@@ -253,7 +270,8 @@ def _baseline(points: Sequence[Point], asked: str | None, folders: Sequence[Path
             given = runs.flat(point.runs[0].config) | trial(point.runs[0]).get("params", {})
             if all(key in given and text(given[key]) == text(value) for key, value in named.items()):
                 return point
-    base = next((point for point in points if point.finished), points[0])
+    whole = (point for point in points if len(point.finished) == len(point.runs))
+    base = next(whole, next((point for point in points if point.finished), points[0]))
     if isinstance(named, Mapping) and named:
         wanted = ", ".join(label(key, value) for key, value in named.items())
         notes.append(f"the sweep's baseline, {wanted}, has no run here; points are compared with {base.name}")
@@ -279,29 +297,45 @@ def _beside(point: Point, base: Point, main: str, comparisons: int) -> dict[str,
         ours, theirs = point.by_seed(figure), base.by_seed(figure)
         if not ours or not theirs:
             continue
-        refused = unlike(figure, point.runs[0], base.runs[0], (point.prompts, base.prompts))
+        refused = unlike(figure, point.runs[0], base.runs[0], point.asked, base.asked)
         found[figure] = refused or statistics.compared(ours, theirs, comparisons=comparisons if figure == main else 1)
     return found
 
 
-def unlike(figure: str, one: Run, other: Run, prompts: Collection[tuple[str, ...] | None]) -> str | None:
-    """Why the figure of two runs is not one measure; None where it is. `prompts` is what both were asked: of None
-    nobody knows."""
+def unlike(
+    figure: str, one: Run, other: Run, our_asked: Mapping[int, Asked], their_asked: Mapping[int, Asked]
+) -> str | None:
+    """Why the figure of two points, of each a run and what its evaluations asked, is not one measure; None: it is."""
     ours, theirs = (runs.flat(run.config) for run in (one, other))
+    defining = FIGURES[figure][2]
+    if figure == "slope" and ours.get("eval.every") == theirs.get("eval.every") == 1:  # of greedy answers
+        defining = SCORED
     for key in sorted((ours.keys() | theirs.keys()) - runs.following([ours, theirs])):
-        for defining in FIGURES[figure][2]:
-            if (key == defining or key.startswith(f"{defining}.")) and ours.get(key) != theirs.get(key):
-                return f"not the same measure: {key} differs"
-    if figure not in ON_PROMPTS or (None not in prompts and len(set(prompts)) < 2):
-        return None
-    return "the prompts of the evaluation are not known" if None in prompts else OTHER_PROMPTS
+        if ours.get(key) != theirs.get(key) and any(key == name or key.startswith(f"{name}.") for name in defining):
+            return f"not the same measure: {key} differs"
+    return asked_apart(our_asked, their_asked) if figure in ON_PROMPTS else None
 
 
-def prompts(group: Sequence[Run]) -> tuple[str, ...] | None:
-    """What every run of the point was asked, sorted; None where that is not known or not the same."""
-    asked = {tuple(sorted(str(row["prompt"]) for row in last_answers(run.folder))) for run in group}
-    asked.discard(())
-    return asked.pop() if len(asked) == 1 else None
+def asked_apart(ours: Mapping[int, Asked], theirs: Mapping[int, Asked]) -> str | None:
+    """In what the evaluations of two points differ, seed by seed where they have seeds in common; None: in nothing."""
+    if not ours or not theirs:
+        return NOT_KNOWN
+    common = ours.keys() & theirs.keys()
+    pairs = [(ours[seed], theirs[seed]) for seed in common] or list(itertools.product(ours.values(), theirs.values()))
+    if any(one.prompts != other.prompts for one, other in pairs):
+        return OTHER_PROMPTS
+    return OTHER_ANSWERS if any(len({one.answers, other.answers} - {None}) > 1 for one, other in pairs) else None
+
+
+def asked(group: Sequence[Run]) -> dict[int, Asked]:
+    """What each run of a point was asked, by seed; without those of which that is not known."""
+    found = {
+        run.seed or 0: Asked(
+            tuple(sorted(str(row["prompt"]) for row in last_answers(run.folder))), run.summary.get(track.ANSWERS)
+        )
+        for run in group
+    }
+    return {seed: one for seed, one in found.items() if one.prompts}
 
 
 def _notes(points: Sequence[Point], varying: Mapping[str, tuple[Any, ...]]) -> list[str]:
@@ -312,8 +346,9 @@ def _notes(points: Sequence[Point], varying: Mapping[str, tuple[Any, ...]]) -> l
             f"{', '.join(point.name for point in short[:SHOWN])}{', ...' if len(short) > SHOWN else ''}: some runs did "
             "not finish; figures and intervals are of those that did, which flatters a point that fails often"
         )
-    if len({point.prompts for point in points}) > 1:
-        notes.append("not all evaluations ask the same prompts; rewards are compared only where they do")
+    apart = {asked_apart(one.asked, other.asked) for one, other in itertools.pairwise(points)}
+    if {OTHER_PROMPTS, OTHER_ANSWERS} & apart or len({bool(point.asked) for point in points}) > 1:
+        notes.append("not all evaluations ask the same; rewards are compared only where they do")
     if key := next((key for key in varying if key.split(".")[0] == "reward"), None):
         notes.append(f"{key} differs: rewards under it are not on one scale and are not compared")
     if any(key.split(".")[0] == "hardware" for key in varying):

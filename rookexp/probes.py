@@ -20,6 +20,7 @@ from rookexp.hardware import GIB, Memory
 from rookexp.trainer import Trainer
 from rookexp.types import Experience
 
+FULL = ("DefaultCPUAllocator", "out of memory", "ALLOC_FAILED")
 SHARE = 0.85  # of the memory; the rest is for fragments and for what other programs begin to take
 
 
@@ -249,5 +250,6 @@ class Endless:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether the device had no more; on a CPU torch has no class for that, and names its allocator."""
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+    """Whether the device had no more; of a CPU's allocator, and of CUDA's own libraries, only the message says so."""
+    said = str(error)
+    return isinstance(error, torch.OutOfMemoryError) or any(words in said for words in FULL)

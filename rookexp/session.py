@@ -194,6 +194,7 @@ def train(training: Training, config: Mapping[str, Any], folder: Path, trial: Tr
                 "before_after": {name: [before, after] for name, before, after in report.before_after(rows)},
                 "verdict": None if judged is None else asdict(judged),
             }
+            | ({} if training.subject is None else {track.ANSWERS: training.subject.greedy.answers()})
         )
         title = f"{config['task_name']}, seed {config['seed']}"
         report.plot(rows, folder / track.CURVES, title=title)  # before the trackers close: W&B keeps it

@@ -21,6 +21,7 @@ COMPLETIONS = "completions.jsonl"
 SUMMARY = "summary.json"
 CURVES = "curves.png"
 RUN_ID = "run_id.txt"
+ANSWERS = "evaluation_answers"  # in a summary: a digest of what the greedy evaluation holds for right
 SHORTEST_SECRET = 8  # characters; a shorter value would star out ordinary words
 
 
@@ -225,7 +226,9 @@ class Guard:
 
 def first_line(error: Exception) -> str:
     """An error's kind and the first line of its message, with the environment's secrets starred."""
-    text = f"{type(error).__name__}: {error}".split("\n")[0]
+    lines = f"{type(error).__name__}: {error}".split("\n")
+    said = 3 if "validation error" in lines[0] else 1  # pydantic's heading; the key and what is wrong follow
+    text = " ".join(line.strip() for line in lines[:said])
     for name, value in os.environ.items():
         if SECRET.search(name) and len(value) >= SHORTEST_SECRET:
             text = text.replace(value, HIDDEN)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -143,14 +144,18 @@ def _judged(base: Point, other: Point, figure: str, found: Difference | str | No
 
 def _on_prompts(base: Point, other: Point) -> list[str]:
     """What single runs can be asked: whether these two models answer these prompts differently."""
-    if not (base.prompts and base.prompts == other.prompts and base.finished and other.finished):
+    if not (base.finished and other.finished):
+        return []
+    pair = other.finished[0], base.finished[0]
+    if points.asked_apart(*(points.asked([run]) for run in pair)):
         return []
     ours, theirs = (
         {
             i: float(row["reward"])
-            for i, row in enumerate(sorted(points.last_answers(point.finished[0].folder), key=_asked))
+            for i, row in enumerate(sorted(points.last_answers(run.folder), key=_asked))
+            if row["reward"] is not None  # a reward that does not apply
         }
-        for point in (other, base)
+        for run in pair
     )
     found = statistics.compared(ours, theirs)
     each = statistics.differences(ours, theirs)
@@ -183,6 +188,11 @@ def _many(comparison: Comparison) -> list[str]:
         return [*lines, f"No finished run has a {figure}: there is nothing to judge.", *_failed(comparison.points)]
     if base in measured:  # rewards for other prompts are on no common scale
         measured = [p for p in measured if p is base or isinstance(comparison.beside[p.name].get(figure), Difference)]
+    else:  # nothing has set them side by side yet
+        for one, other in itertools.pairwise(measured):
+            if reason := points.unlike(figure, one.runs[0], other.runs[0], one.asked, other.asked):
+                apart = f"No best point is named: {base.name} has no {figure}, and {other.name} is not measured as "
+                return [*lines, f"{apart}{one.name} ({reason}).", *_failed(comparison.points)]
     first = min if comparison.minimized else max
     best = first(measured, key=lambda point: point.interval(figure).value)
     found = best.interval(figure)
@@ -198,11 +208,12 @@ def _many(comparison: Comparison) -> list[str]:
         lines.append("Beside the baseline: " + _judged(base, best, figure, comparison.beside[best.name].get(figure)))
     lines.append(_counted(comparison))
     if len(best.by_seed(figure)) >= statistics.MIN_SEEDS:
-        others = [point for point in measured if point is not best and point.prompts == best.prompts]
+        others = [point for point in measured if point is not best]
+        worse = "higher" if comparison.minimized else "lower"
         alike = [
             point.name
             for point in others
-            if statistics.compared(point.by_seed(figure), best.by_seed(figure)).said in ("within noise", "identical")
+            if statistics.compared(point.by_seed(figure), best.by_seed(figure)).said != worse
         ]
         if alike:
             lines.append(f"Not shown to be worse than {best.name}, by plain 95 % intervals: {_first(alike, most=8)}.")

@@ -250,7 +250,7 @@ def fail_to_sync(_: int) -> None:
 
 @pytest.mark.parametrize(
     ("target", "failing"),
-    [("rookexp.checkpoint.save_file", fail_to_save), ("rookexp.checkpoint.os.fsync", fail_to_sync)],
+    [("rookexp.models.weights.save_file", fail_to_save), ("rookexp.checkpoint.os.fsync", fail_to_sync)],
 )
 def test_a_full_disk_leaves_the_previous_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, failing: Callable[..., None]
@@ -273,7 +273,7 @@ def test_a_full_disk_leaves_the_previous_checkpoint(
 
 
 def test_a_first_checkpoint_that_fails_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "save_file", fail_to_save)
+    monkeypatch.setattr(checkpoint.weights, "save_file", fail_to_save)
     with pytest.raises(DataError, match="there is no earlier one"):
         Bench().save(tmp_path, 1)
     assert list((tmp_path / "checkpoints").iterdir()) == []
@@ -294,6 +294,18 @@ def test_all_is_on_the_disk_before_it_has_its_name_and_nothing_stays_open(
     assert synced[-1] == root, "the name itself comes last"
 
 
+@pytest.mark.skipif(os.name == "nt", reason="the umask is a POSIX one")
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_every_file_is_for_whom_the_umask_says(tmp_path: Path, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        folder = Bench().save(tmp_path, 3)
+    finally:
+        os.umask(before)
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert {path.stat().st_mode & 0o777 for path in files} == {mode}
+
+
 def test_trainer_file_is_plain_json(tmp_path: Path) -> None:
     folder = Bench().save(tmp_path, 3)
     about = json.loads((folder / "trainer.json").read_text())
@@ -309,13 +321,13 @@ def test_a_checkpoint_written_beside_the_training_has_the_state_of_its_step(
 ) -> None:
     bench, saver, free = Bench(), checkpoint.Saver(), threading.Event()
     bench.train(0, 2)
-    before, write = bench.tensors(), checkpoint.save_file
+    before, write = bench.tensors(), checkpoint.weights.save_file
 
-    def wait_and_write(*args: Any) -> None:
+    def wait_and_write(*args: Any, **more: Any) -> None:
         assert free.wait(10)
-        write(*args)
+        write(*args, **more)
 
-    monkeypatch.setattr(checkpoint, "save_file", wait_and_write)
+    monkeypatch.setattr(checkpoint.weights, "save_file", wait_and_write)
     saver.save(bench.snapshot(tmp_path, 2))
     bench.train(2, 4)  # meanwhile
     assert checkpoint.latest(tmp_path) is None
@@ -330,7 +342,7 @@ def test_an_error_beside_the_training_is_raised_at_the_next_save_or_the_end(
 ) -> None:
     bench, saver = Bench(), checkpoint.Saver()
     bench.save(tmp_path, 1)
-    monkeypatch.setattr(checkpoint, "save_file", fail_to_save)
+    monkeypatch.setattr(checkpoint.weights, "save_file", fail_to_save)
     for ask in (saver.wait, lambda: saver.save(bench.snapshot(tmp_path, 3))):
         saver.save(bench.snapshot(tmp_path, 2))
         with pytest.raises(DataError, match="not written"):

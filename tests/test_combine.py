@@ -205,14 +205,14 @@ def test_a_wrong_key_is_named_however_deep_it_stands(option, change, words):
 
 
 def test_gold_is_asked_of_the_next_reward_where_one_has_none() -> None:
-    class Knowing:
+    class Knowing(Given):
         def gold(self, prompt: Prompt) -> str:
             return f"after {prompt.text}"
 
     prompt = Prompt("P: x", (), None, "P")
-    nobody = MadeOf({"inner": MadeOf({})})
+    nobody = ByTask(rewards={"P": Given([0])})
     assert nobody.gold(prompt) is None
-    assert MadeOf({"none": nobody, "knowing": Knowing()}).gold(prompt) == "after P: x"  # type: ignore[dict-item]
+    assert MadeOf({"none": nobody, "knowing": Knowing([0])}).gold(prompt) == "after P: x"
 
 
 class Short:
@@ -233,3 +233,17 @@ WHOLES = {
 def test_one_number_for_all_is_not_spread_over_the_rows_of_a_part(whole: Any) -> None:
     with pytest.raises(ConfigError, match="reward=Short: score gave 1 for 2 completions"):
         whole.score([Prompt(text="P: x", ids=(1,), answer=None, task="P")], ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda own: ByTask(rewards={"P": Given([0]), "A": own}),
+        lambda own: Combined(
+            rewards={"P": Given([0]), "A": own}, weights={"P": 1.0, "A": 1.0}, normalise="sum_then_normalise"
+        ),
+    ],
+)
+def test_an_own_reward_that_cannot_score_is_refused(make: Any) -> None:
+    with pytest.raises(ConfigError, match="reward: A is a object, without method score; see docs/own.md"):
+        make(object())

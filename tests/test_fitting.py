@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from rookexp.evaluation import Greedy
 from rookexp.fitting import Batch
 from rookexp.generate import Sampling
 from rookexp.hardware import GIB, Hardware
+from rookexp.models.replays import Replays
 from rookexp.objectives.likelihood import Documents
 from rookexp.optim import AdamW, Muon
 from rookexp.probes import Decoding, Rung, WorstCase
@@ -144,6 +146,14 @@ def test_out_of_memory_ends_the_ladder_and_the_last_good_size_is_taken() -> None
     assert "out of memory" in probes.table(rungs, meter.limit)
     assert fitting.best(rungs, CASE, 0.0) in (1, 2, 4, 8)
     assert everything(made) == before
+
+
+@pytest.mark.parametrize(
+    "said", ["CUDA error: out of memory", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"]
+)
+def test_what_the_libraries_of_a_gpu_say_of_a_full_memory_is_known(said: str) -> None:
+    assert probes.is_out_of_memory(RuntimeError(said))
+    assert not probes.is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
 
 
 def test_another_error_is_not_taken_for_a_full_memory() -> None:
@@ -340,6 +350,26 @@ def test_sampling_and_evaluation_are_tried_at_the_size_that_they_have(monkeypatc
     assert fitting.best(rungs, CASE, 0.0) in (1, 2, 4), "not a batch that was decoded"
     probes.refuse_what_cannot_be_decoded(rungs, [SAMPLED, EVALUATED])
     assert "sampling" in probes.table(rungs, meter.limit)
+
+
+def test_recorded_steps_have_their_memory_while_updates_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    meter, seen = Meter(), list[bool]()
+
+    def record(step: Callable[[], None]) -> Callable[[], None]:
+        step()
+        return step
+
+    def update(self: Trainer, step: int, experience: Any) -> dict[str, float]:
+        seen.append(self.policy.replays.memory is not None)
+        return {}
+
+    made = tiny_trainer(meter)
+    made.policy.replays = Replays(record)
+    monkeypatch.setattr(Trainer, "update", update)
+    rungs = fitting.climb(made, replace(CASE, rows=2), meter, [SAMPLED])
+    assert seen
+    assert all(seen)
+    assert {rung.what for rung in rungs} == {"update", "sampling"}
 
 
 @pytest.mark.parametrize(("fixed", "most", "calls"), [(0, 20, 3), (0, 10, 2), (80, 100, 2), (60, 100, 3)])

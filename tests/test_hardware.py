@@ -95,6 +95,33 @@ def test_graphs_are_of_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(set(made)) == 2, "a model's own"
 
 
+@pytest.mark.parametrize(("device", "sizes"), [("cpu", (24, 512)), ("cuda", (64, 8192))])
+def test_sizes_that_are_not_given_are_those_of_the_device(
+    device: str, sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware, "find_device", lambda _: device)
+    here = Hardware(**CPU | {"micro_batch": None, "head_chunk": None})
+    assert (here.micro_batch, here.head_chunk) == sizes
+    here = Hardware(**CPU | {"micro_batch": 3})
+    assert (here.micro_batch, here.head_chunk) == (3, 64)
+
+
+def test_a_gpu_computes_fp32_in_fp32_and_plans_no_attention_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.backends.cuda.cudnn_sdp_enabled(), torch.get_float32_matmul_precision()
+    try:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        torch.set_float32_matmul_precision("high")
+        Hardware(**CPU)
+        assert torch.backends.cuda.cudnn_sdp_enabled()
+        monkeypatch.setattr(hardware, "find_device", lambda _: "cuda")
+        Hardware(**CPU)
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+        assert torch.get_float32_matmul_precision() == "highest"
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before[0])
+        torch.set_float32_matmul_precision(before[1])
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc")
 def test_freed_memory_is_kept_where_glibc_can_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     if platform.libc_ver()[0] == "glibc":

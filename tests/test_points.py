@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -141,7 +142,7 @@ def test_the_first_and_the_last_greedy_answers(tmp_path: Path) -> None:
     assert points.last_answers(folder) == points.first_answers(folder) == []
 
 
-def test_prompts_are_known_where_all_runs_were_asked_the_same(tmp_path: Path) -> None:
+def test_what_a_run_was_asked_is_known_by_seed(tmp_path: Path) -> None:
     one, turned, other, silent = (
         make(tmp_path / name, seed=seed, prompts=prompts)
         for seed, (name, prompts) in enumerate(
@@ -151,10 +152,26 @@ def test_prompts_are_known_where_all_runs_were_asked_the_same(tmp_path: Path) ->
     (silent / "completions.jsonl").unlink()
     known = tuple(sorted(PROMPTS))
     one, turned, other, silent = (runs.read(folder) for folder in (one, turned, other, silent))
-    assert points.prompts([one, turned]) == known
-    assert points.prompts([one, silent]) == known, "one that was stopped before it was asked"
-    assert points.prompts([one, other]) is None
-    assert points.prompts([silent]) is None
+    assert points.asked([one, turned]) == {0: points.Asked(known, None), 1: points.Asked(known, None)}
+    assert points.asked([one, silent]).keys() == {0}, "one that was stopped before it was asked"
+    assert points.asked([other])[2].prompts == tuple(sorted((PROMPTS[0], "P: x")))
+    assert points.asked([silent]) == {}
+
+
+def test_evaluations_are_set_side_by_side_seed_by_seed() -> None:
+    a, b, strict, legacy = (
+        points.Asked((prompt,), answers) for prompt, answers in (("a", None), ("b", None), ("a", "1"), ("a", "2"))
+    )
+    apart = points.asked_apart
+    assert apart({0: a, 1: b}, {0: a, 1: b}) is None, "prompts that the seed draws"
+    assert apart({0: a, 1: b}, {0: b, 1: a}) == points.OTHER_PROMPTS
+    assert apart({0: a, 1: b}, {0: a}) is None
+    assert apart({0: a}, {1: a}) is None
+    assert apart({0: a}, {1: b}) == points.OTHER_PROMPTS, "no seed in common, and not the same prompts"
+    assert apart({0: strict}, {0: legacy}) == points.OTHER_ANSWERS
+    assert apart({0: strict}, {0: strict}) is None
+    assert apart({0: strict}, {0: a}) is None, "a run of before it was noted"
+    assert apart({}, {0: a}) == apart({0: a}, {}) == apart({}, {}) == points.NOT_KNOWN
 
 
 # ---- beside what ----------------------------------------------------------------------------------------------------
@@ -163,6 +180,9 @@ def test_prompts_are_known_where_all_runs_were_asked_the_same(tmp_path: Path) ->
 def test_the_baseline_is_the_named_point_else_the_sweeps_else_the_first_that_finished(tmp_path: Path) -> None:
     for i, lr in enumerate((1e-3, 1e-4, 2e-4, 3e-4)):
         make(tmp_path / str(i), trial=i, status="finished" if i else "failed", **{"optim.lr": lr})
+    make(tmp_path / "4", trial=1, status="diverged", **{"optim.lr": 1e-4, "seed": 1})
+    assert points.compare([tmp_path]).baseline.name == "#2", "one of which every run has finished"
+    shutil.rmtree(tmp_path / "4")
     assert points.compare([tmp_path]).baseline.name == "#1"
     for asked in ("3", "#3", str(tmp_path / "3")):
         assert points.compare([tmp_path], baseline=asked).baseline.name == "#3"
@@ -239,17 +259,28 @@ def test_a_figure_is_one_measure_only_under_equal_definitions(tmp_path: Path) ->
     base, twin, long, rewarded, richer = (
         runs.read(make(tmp_path / name, **({"reward.seed": 0} | changes))) for name, changes in made.items()
     )
-    asked = [tuple(PROMPTS)] * 2
-    assert points.unlike("reward", base, twin, asked) is None, "reward.seed follows the seed"
-    assert points.unlike("best", base, twin, asked) == "not the same measure: eval.every differs"
-    assert points.unlike("reward", base, long, asked) == "not the same measure: eval.max_new_tokens differs"
-    assert points.unlike("reward", base, rewarded, asked) is None, "another key that begins alike"
+    known, others = {0: points.Asked(tuple(PROMPTS), None)}, {0: points.Asked(("other",), None)}
+    asked = known, known
+    assert points.unlike("reward", base, twin, *asked) is None, "reward.seed follows the seed"
+    assert points.unlike("best", base, twin, *asked) == "not the same measure: eval.every differs"
+    assert points.unlike("slope", base, twin, *asked) == "not the same measure: eval.every differs"
+    assert points.unlike("reward", base, long, *asked) == "not the same measure: eval.max_new_tokens differs"
+    assert points.unlike("reward", base, rewarded, *asked) is None, "another key that begins alike"
     for one, other in ((base, richer), (richer, base)):
-        assert points.unlike("reward", one, other, asked) == "not the same measure: reward.bonus differs"
-    assert points.unlike("entropy", base, twin, [None, ("other",)]) is None
-    assert points.unlike("gain", base, twin, [None, asked[0]]) == "the prompts of the evaluation are not known"
-    assert points.unlike("gain", base, twin, [None, None]) == "the prompts of the evaluation are not known"
-    assert points.unlike("gain", base, twin, [("other",), asked[0]]) == points.OTHER_PROMPTS
+        assert points.unlike("reward", one, other, *asked) == "not the same measure: reward.bonus differs"
+    assert points.unlike("entropy", base, twin, {}, others) is None
+    assert points.unlike("gain", base, twin, {}, known) == points.NOT_KNOWN
+    assert points.unlike("gain", base, twin, others, known) == points.OTHER_PROMPTS
+
+
+def test_the_slope_of_samples_depends_on_how_they_are_drawn(tmp_path: Path) -> None:
+    asked = {0: points.Asked(tuple(PROMPTS), None)}
+    for every, said in ((5, "not the same measure: grpo.temperature differs"), (1, None)):
+        cold, warm = (
+            runs.read(make(tmp_path / f"{every}-{t}", **{"grpo.temperature": t, "eval.every": every})) for t in (0.5, 1)
+        )
+        assert points.unlike("slope", cold, warm, asked, asked) == said
+        assert points.unlike("gain", cold, warm, asked, asked) is None
 
 
 def test_what_a_reader_has_to_know_first(tmp_path: Path) -> None:
@@ -261,7 +292,7 @@ def test_what_a_reader_has_to_know_first(tmp_path: Path) -> None:
         ({"hardware.device": "cuda"}, "the hardware settings differ"),
         ({"reward.best": 0.9}, "reward.best differs: rewards under it"),
         ({"steps": 10}, "the runs have different numbers of steps"),
-        ({"prompts": (PROMPTS[0], "P: x")}, "not all evaluations ask the same prompts"),
+        ({"prompts": (PROMPTS[0], "P: x")}, "not all evaluations ask the same;"),
     ]
     for i, (changes, note) in enumerate(cases):
         folder = make(tmp_path / f"case{i}", **({"optim.lr": 2.0} | changes))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -247,6 +249,23 @@ def wild_as(model: GPT2) -> GPT2:
     plain = wild()
     plain.load_state_dict(model.state_dict())
     return plain
+
+
+def test_nothing_is_freed_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[bool, dict[str, Any]]] = []
+
+    @contextmanager
+    def graph(_: object, **settings: Any) -> Iterator[None]:
+        seen.append((gc.isenabled(), settings))
+        yield
+
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    graphs: Any = object.__new__(CudaGraphs)
+    graphs.pool = graphs.stream = None
+    with pytest.raises(ValueError, match="no"), graphs._capturing(object.__new__(torch.cuda.CUDAGraph)):
+        raise ValueError("no")
+    assert seen == [(False, {"pool": None, "stream": None, "capture_error_mode": "thread_local"})]
+    assert gc.isenabled()
 
 
 @pytest.mark.gpu

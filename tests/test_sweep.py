@@ -214,6 +214,26 @@ def test_n_trials_is_a_total_and_going_on_draws_what_a_straight_sweep_would(swee
     assert len(set(lrs(sweep.rows()))) == 6
 
 
+def test_n_trials_is_a_total_when_a_grid_goes_on_as_a_search(sweep: Sweeps, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, suggest = 0, optuna.trial.Trial._suggest
+
+    def stopped(self: optuna.trial.Trial, *given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise KeyboardInterrupt
+        return suggest(self, *given)
+
+    line = "optim.lr=0.1,0.2,0.3,0.4,0.5,0.6"
+    with monkeypatch.context() as patch:
+        patch.setattr(optuna.trial.Trial, "_suggest", stopped)
+        sweep(line)
+    assert sweep.column("state").count("complete") == 2
+    assert len(started(sweep(f"{line} sweep.n_trials=3"))) == 1
+    assert sweep.status == 0
+    assert sweep.column("state").count("complete") == 3
+
+
 def test_a_sampler_never_runs_a_point_twice_and_ends_with_the_space(sweep: Sweeps) -> None:
     sweep("optim.lr=0.1,0.2,0.3 kl.coef=0,1 sampler=tpe sweep.n_trials=50")
     points = [(row["params_optim.lr"], row["params_kl.coef"]) for row in sweep.rows()]
@@ -392,6 +412,23 @@ def test_hyperband_ends_the_worse_of_a_bracket(sweep: Sweeps) -> None:
     assert all(reason.startswith("pruned by HyperbandPruner after step") for reason in sweep.column("reason") if reason)
 
 
+def test_a_point_that_is_computed_to_its_end_keeps_its_value(sweep: Sweeps) -> None:
+    pruner = "pruner=median sweep.pruner.n_startup_trials=1 sweep.pruner.n_min_trials=1 sweep.pruner.n_warmup_steps=3"
+    sweep(f"optim.lr=0.3,0.2,0.1 {pruner}")
+    assert sweep.column("state") == ["complete"] * 3
+    sweep("optim.lr=0.3,0.1 sweep.seeds=4 pruner=wilcoxon sweep.study_name=seeds")
+    assert [path.name for path in sorted(sweep.folder.with_name("seeds").glob("[0-9]*"))] == list("01234567")
+    trials = (sweep.folder.with_name("seeds") / "trials.csv").read_text(encoding="utf-8")
+    assert "pruned" not in trials
+
+
+def test_figures_are_of_runs_that_came_to_their_end(sweep: Sweeps) -> None:
+    sweep("optim.lr=0.1 grpo.entropy_coef=0,0.3 sweep.seeds=2 sweep.max_failure_rate=1")
+    assert sweep.column("state") == ["complete", "fail"]
+    assert sweep.column("seeds") == ["2", "0"]
+    assert sweep.column("gain")[1] == ""
+
+
 def test_nothing_is_pruned_unless_asked(sweep: Sweeps) -> None:
     sweep("optim.lr=0.3,0.2,0.01,0.001")
     assert sweep.column("state") == ["complete"] * 4
@@ -412,7 +449,8 @@ def test_the_best_value_of_an_earlier_seed_speaks_for_no_later_one(tmp_path: Pat
             running.report(value, step)
         if len(values) == 6:
             study.tell(running, 0.5)
-    note = {"place": 1, "prune_on": "step", "trial_id": 1, "pruner": {"_target_": "optuna.pruners.MedianPruner"}}
+    pruner: dict[str, Any] = {"_target_": "optuna.pruners.MedianPruner"}
+    note: dict[str, Any] = {"place": 1, "prune_on": "step", "trial_id": 1, "pruner": pruner}
     trial = job.Trial(note, tmp_path)
     trial._open = study
     ends: list[RunPruned] = []
@@ -421,6 +459,10 @@ def test_the_best_value_of_an_earlier_seed_speaks_for_no_later_one(tmp_path: Pat
     assert ends == [], "0.35, where the other point was at 0.3"
     watched(2)
     assert [str(end) for end in ends] == ["pruned by MedianPruner after step 2, at 0.35"], "beside 0.4"
+    for spared in ({"pruner": {**pruner, "n_warmup_steps": 3}}, {"seeds": 2}):
+        trial.note = note | spared
+        watched(2 if "pruner" in spared else 3)
+    assert len(ends) == 1, "each seed has its first steps, and a point that is computed to its end its value"
 
 
 def test_wilcoxon_gives_a_point_up_after_some_seeds(sweep: Sweeps) -> None:
@@ -482,6 +524,7 @@ MISTAKES = {
     f"{LR} +track.wandb.name=a,b": "track.wandb.name=a,b: says where a run's files go",
     "optim.lr=0.1,0.2 hydra.sweep.subdir=x": "hydra.sweep.subdir=x: runs lie under their numbers",
     f"{LR} pruner=median sweep.objective=kl sweep.direction=minimize": "sweep.direction=minimize with a pruner that",
+    "steps=2,3 pruner=median sweep.seeds=2": "steps=2,3: a pruner that looks after each step takes a point's seeds in",
     f"{LR} seed=3 sweep.seeds=2": "seed=3: sweep.seeds=2 says which; leave one of them out",
     f"{LR} sweep.baseline={{optim.lrr:0.1}}": "sweep.baseline={optim.lrr: 0.1}: allowed: what varies, optim.lr; did",
     f"{LR} sweep.baseline={{optim.lr:0.4}}": "sweep.baseline={optim.lr: 0.4}: allowed: one of optim.lr=0.1,0.2,0.3, or",

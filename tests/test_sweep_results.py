@@ -268,12 +268,16 @@ def test_only_a_reward_is_refused_for_the_reward(
 ) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(results.points, "unlike", lambda *given: seen.append(given) or "no")
-    one, other = ("run", ("p",)), ("other", None)
+    asked = {0: results.points.Asked(("p",), None)}
+    one: Any = ("run", asked)
+    other: Any = ("other", asked)
     assert results.unlike(plan(objective=objective), one, other) == ("no" if figure else None)
-    assert seen == ([(figure, "run", "other", {("p",)})] if figure else [])
+    assert seen == ([(figure, "run", "other", asked, asked)] if figure else [])
     for pair in ((None, other), (one, None)):
         assert results.unlike(plan(objective=objective), *pair) is None
     assert len(seen) == bool(figure)
+    monkeypatch.setattr(results.points, "unlike", lambda *given: results.points.NOT_KNOWN)
+    assert results.unlike(plan(objective=objective), one, other) is None, "what was not logged refuses nothing"
 
 
 def test_points_are_apart_in_the_order_in_which_they_came(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -218,6 +218,13 @@ def test_a_guard_says_the_first_error_in_a_line_without_secrets(
     assert capsys.readouterr().out == said
 
 
+def test_a_refused_setting_is_named_behind_its_heading() -> None:
+    refused = ValueError("1 validation error for Settings\nrun_tags\n  Value error, 70 characters\n    For further")
+    assert track.first_line(refused) == (
+        "ValueError: 1 validation error for Settings run_tags Value error, 70 characters"
+    )
+
+
 def test_a_run_keeps_its_id(tmp_path: Path) -> None:
     first, second = track.run_id(tmp_path / "a"), track.run_id(tmp_path / "b")
     assert (track.run_id(tmp_path / "a"), len(first)) == (first, 8)

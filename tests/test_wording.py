@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import pytest
+from made_runs import make
 
-from rookexp import wording
+from rookexp import points, wording
 from rookexp.statistics import Interval
 
 
@@ -20,6 +23,37 @@ from rookexp.statistics import Interval
 def test_a_number_has_three_digits_that_matter(value: float, said: str) -> None:
     assert wording.number(value) == said
     assert wording.signed(value) == ("+" if value > 0 else "") + said
+
+
+def test_who_is_not_shown_to_be_worse(tmp_path: Path) -> None:
+    """Also a point that is better under the seeds in common, and one of which nothing can be told."""
+    gains = {
+        0: (0.1, 0.1, 0.1, 0.1),
+        1: (0.3, 0.31, 0.3, 0.9),
+        2: (0.4, 0.412, 0.401, None),
+        3: (0.44, 0.45, None, None),
+        4: (0.2, 0.21, 0.2, 0.8),
+    }
+    for trial, values in gains.items():
+        for seed, gain in enumerate(values):
+            settings = {"optim.lr": 1e-5 * (trial + 1), "seed": seed}
+            status = "finished" if gain is not None else "diverged"
+            make(tmp_path / f"{trial}-{seed}", gain=gain or 0.0, status=status, trial=trial, **settings)
+    lines = wording.said(points.compare([tmp_path]))
+    assert "Highest mean gain: #1 (" in " ".join(lines)
+    (said,) = (line for line in lines if line.startswith("Not shown"))
+    assert said == "Not shown to be worse than #1, by plain 95 % intervals: #0, #2, #3."
+
+
+def test_without_a_baseline_nothing_is_ranked_across_rewards(tmp_path: Path) -> None:
+    make(tmp_path / "0", trial=0, status="diverged")
+    (tmp_path / "sweep.json").write_text(json.dumps({"baseline": {"reward.best": 0.5, "optim.lr": 1e-4}}))
+    make(tmp_path / "1", trial=1, gain=0.1, **{"optim.lr": 1e-5})
+    make(tmp_path / "2", trial=2, gain=3.0, **{"reward.best": 5.0})
+    lines = wording.said(points.compare([tmp_path]))
+    said = "No best point is named: #0 has no gain, and #2 is not measured as #1 (not the same measure: "
+    assert f"{said}reward.best differs)." in lines
+    assert not [line for line in lines if "Highest" in line]
 
 
 def test_intervals_and_seeds_and_long_lists() -> None:

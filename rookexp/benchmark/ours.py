@@ -38,8 +38,8 @@ class StepTracker:
 
 def step(spec: Mapping[str, Any], turns: Turns) -> None:
     """The steps of `Trainer.fit`, with nothing evaluated or saved between them."""
-    turns.about(imported_bytes=peak_bytes("cpu"))
     hardware: Hardware = nodes.make(spec["config"]["hardware"])
+    turns.about(imported_bytes=peak_bytes(hardware.device.type))
     trainer = build.build_training(spec["config"], Path(spec["folder"])).trainer
     objective: Any = trainer.objective
     turns.about(precision=hardware.precision, device=hardware.device.type)
@@ -59,8 +59,8 @@ def step(spec: Mapping[str, Any], turns: Turns) -> None:
 
 def decode(spec: Mapping[str, Any], turns: Turns) -> None:
     """Sampling from the workload's prompts, a batch a turn."""
-    turns.about(imported_bytes=peak_bytes("cpu"))
     hardware: Hardware = nodes.make(spec["config"]["hardware"] | {"precision": spec["precision"]})
+    turns.about(imported_bytes=peak_bytes(hardware.device.type))
     policy = policies.load(Path(spec["workload"]))
     model, tokenizer = hardware.placed(policy.model), policy.tokenizer
     prompts = tokenizer.encode_all(read_prompts(Path(spec["workload"])))

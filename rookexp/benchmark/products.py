@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rookexp import hardware, ops
+from rookexp import nodes, ops
 from rookexp.benchmark.turns import Turns
 from rookexp.benchmark.workload import config_of
+from rookexp.hardware import Hardware
 from rookexp.models.gpt2 import GPT2Config
 
 
@@ -60,13 +61,13 @@ def step(spec: Mapping[str, Any], turns: Turns) -> None:
     Prompts go through decoding, reference and learning once each, the head sees completion tokens alone, and a
     micro-batch has the rows that the trainer gives it: `roofline.step_flop`, less the last token's decoding.
     """
-    config, grpo, told = config_of(spec["size"]), spec["config"]["grpo"], spec["config"]["hardware"]
-    device = hardware.find_device(told["device"])
-    precision = told["precision"] if told["precision"] != "auto" else hardware.fastest_precision(device)
-    products = Products(config, torch.bfloat16 if precision == "bf16" else torch.float32, device)
+    config, grpo = config_of(spec["size"]), spec["config"]["grpo"]
+    hardware: Hardware = nodes.make(spec["config"]["hardware"])
+    device = hardware.device.type
+    products = Products(config, torch.bfloat16 if hardware.precision == "bf16" else torch.float32, device)
     prompts, rows, new = grpo["prompts_per_step"], grpo["prompts_per_step"] * grpo["group_size"], grpo["max_new_tokens"]
     prompt_tokens = round(spec["prompt_tokens"])
-    parts = [part.stop - part.start for part in ops.parts(rows, told["micro_batch"])]
+    parts = [part.stop - part.start for part in ops.parts(rows, hardware.micro_batch)]
     while True:
         turns.wait()
         products.flop = 0

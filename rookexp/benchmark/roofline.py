@@ -18,8 +18,10 @@ from rookexp.models.gpt2 import GPT2Config
 
 COPIED_BYTES = 1 << 27  # of a copy: more than a cache holds
 PRODUCTS = ((1024, 1024, 1024), (2048, 768, 3072))  # M, K, N
+GPU_PRODUCTS = (*PRODUCTS, (8192, 4096, 8192))  # the others are too small for a large card
 WIDE = (768, 50257)  # K, N of a product of one row that is bound by its weights
 REPEATS = 5
+QUEUED = 50  # calls of a timing on a GPU, of which a single one takes less than to launch it and to wait for it
 SETS = ("avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8", "asimd", "bf16", "sve")
 CPUINFO, MEMINFO = Path("/proc/cpuinfo"), Path("/proc/meminfo")
 
@@ -50,6 +52,7 @@ def measure(spec: Mapping[str, Any], turns: Turns) -> None:
     device = hardware.find_device(spec["config"]["hardware"]["device"])
     precision = hardware.fastest_precision(device)
     dtypes = {"fp32": torch.float32} | ({"bf16": torch.bfloat16} if precision == "bf16" else {})
+    products = GPU_PRODUCTS if device == "cuda" else PRODUCTS
     source = torch.ones(COPIED_BYTES // 4, device=device)
     target = torch.empty_like(source)
     row, wide = torch.ones(1, WIDE[0], device=device), torch.ones(WIDE[1], WIDE[0], device=device)
@@ -63,7 +66,7 @@ def measure(spec: Mapping[str, Any], turns: Turns) -> None:
         copy_gb_s=2 * COPIED_BYTES / best_s(lambda: target.copy_(source), device) / 1e9,
         weights_gb_s=4 * wide.numel() / best_s(lambda: torch.nn.functional.linear(row, wide), device) / 1e9,
         gflop_s={
-            name: max(product_gflop_s(*size, dtype, device) for size in PRODUCTS) for name, dtype in dtypes.items()
+            name: max(product_gflop_s(*size, dtype, device) for size in products) for name, dtype in dtypes.items()
         },
     )
     turns.wait()
@@ -76,16 +79,18 @@ def product_gflop_s(m: int, k: int, n: int, dtype: torch.dtype, device: str) -> 
 
 
 def best_s(act: Callable[[], object], device: str) -> float:
-    """Seconds of the fastest of a few calls after one that warms up."""
+    """Seconds of a call, by the fastest of a few timings after one that warms up."""
+    calls = QUEUED if device == "cuda" else 1
     times = []
     for _ in range(1 + REPEATS):
         if device == "cuda":
             torch.cuda.synchronize()
         began = time.perf_counter()
-        act()
+        for _ in range(calls):
+            act()
         if device == "cuda":
             torch.cuda.synchronize()
-        times.append(time.perf_counter() - began)
+        times.append((time.perf_counter() - began) / calls)
     return min(times[1:])
 
 

@@ -81,7 +81,7 @@ def step(spec: Mapping[str, Any], turns: Turns) -> None:
     turns.about(
         precision="bf16" if settings.bf16 else "fp32",
         device=device,
-        imported_bytes=peak_bytes("cpu"),
+        imported_bytes=peak_bytes(device),
         gradient_checkpointing=settings.gradient_checkpointing,
     )
     trainer = GRPOTrainer(
@@ -108,7 +108,7 @@ def decode(spec: Mapping[str, Any], turns: Turns) -> None:
 
     device = hardware.find_device(spec["config"]["hardware"]["device"])
     dtype = torch.bfloat16 if spec["precision"] == "bf16" else torch.float32
-    turns.about(imported_bytes=peak_bytes("cpu"))
+    turns.about(imported_bytes=peak_bytes(device))
     model = AutoModelForCausalLM.from_pretrained(spec["workload"], dtype=dtype).to(device).eval()
     tokenizer = AutoTokenizer.from_pretrained(spec["workload"], padding_side="left")
     tokenizer.pad_token = tokenizer.eos_token

@@ -43,12 +43,9 @@ class KVCache:
     def keep(self, rows: Int[Tensor, " n"]) -> None:
         """Drops all rows but these, given in ascending order, and the prompts that no row continues."""
 
-        def kept(x: Tensor) -> Tensor:
-            new = (x.new_empty if self.counts is None else x.new_zeros)(len(x), len(rows), *x.shape[2:])
-            new[..., : self.added, :] = x[:, rows, :, : self.added]
-            return new
-
-        self.keys, self.values = kept(self.keys), kept(self.values)
+        for layer in (*self.keys, *self.values):  # in place: beside a full cache there may be no room for another
+            layer[: len(rows), :, : self.added] = layer[rows, :, : self.added]
+        self.keys, self.values = self.keys[:, : len(rows)], self.values[:, : len(rows)]
         self.counts = None if self.counts is None else self.counts[rows]
         prompts, owner = self.owner[rows].unique(return_inverse=True)
         self.prompt_keys, self.prompt_values = self.prompt_keys[:, prompts], self.prompt_values[:, prompts]

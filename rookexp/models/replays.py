@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import gc
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -33,7 +35,7 @@ class CudaGraphs:
         self.pool = torch.cuda.graph_pool_handle()
         self.keeper = torch.cuda.CUDAGraph()  # a pool whose last graph is gone cannot be captured into again
         number = torch.zeros(1, device=self.stream.device)
-        with torch.cuda.graph(self.keeper, pool=self.pool, stream=self.stream):
+        with self._capturing(self.keeper):
             number.zero_()
 
     def __call__(self, step: Step) -> Step:
@@ -43,10 +45,22 @@ class CudaGraphs:
             step()
         torch.cuda.current_stream().wait_stream(self.stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+        with self._capturing(graph):
             step()  # is noted, not run
         replay: Step = graph.replay
         return replay
+
+    @contextmanager
+    def _capturing(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+        """Notes what is run; meanwhile no graph of another model is freed, and other threads may use the device."""
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
+                yield
+        finally:
+            if collects:
+                gc.enable()
 
 
 class Sampling(Protocol):

@@ -167,10 +167,21 @@ def save_model(
         tensor = own[name].detach().to("cpu", DTYPES[dtype])
         tensors[f"transformer.{key}"] = (tensor.t() if _is_projection(key) else tensor).contiguous()
     with replacing(folder / WEIGHTS) as partial:
-        try:
-            save_file(tensors, partial, metadata={"format": "pt"})
-        except SafetensorError as error:  # what a full disk is called there
-            raise OSError(f"{partial}: {error}") from error
+        save_tensors(tensors, partial)
+
+
+def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """Writes a safetensors file, for whom the umask says: the library's own are their owner's alone.
+
+    Raises: OSError where it cannot be written.
+    """
+    path.touch()
+    mode = path.stat().st_mode
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:  # what a full disk is called there
+        raise OSError(f"{path}: {error}") from error
+    path.chmod(mode)
 
 
 def parameter_count(model: GPT2) -> int:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from rookexp.errors import ConfigError
 from rookexp.types import LongReward, Prompt, Reward
 
 
 class MadeOf:
-    """Rewards by name, each asked all prompts unless `asked` says otherwise; score() is for the heirs to say."""
+    """Rewards by name, each asked all prompts unless `asked` says otherwise; score() is for the heirs to say.
+
+    Raises: ConfigError for one, of a user's own, that cannot score.
+    """
 
     def __init__(self, rewards: Mapping[str, Reward]) -> None:
+        for name, reward in rewards.items():
+            if not callable(getattr(reward, "score", None)):
+                raise ConfigError(f"reward: {name} is a {type(reward).__name__}, without method score; see docs/own.md")
         self.rewards = rewards
 
     def asked(self, name: str, prompts: Sequence[Prompt]) -> list[Prompt]:

@@ -104,7 +104,9 @@ class Trial:
             metrics = evaluate(step)
             if step > 0 and GREEDY in metrics:  # all trials begin alike
                 begin = self.note["place"] * steps
-                reason = self.report(begin + step, metrics[GREEDY], f"step {step}", since=begin + 1)
+                # Each seed's first steps are spared, and a point that has been computed to its end.
+                spared = step < self.note["pruner"].get("n_warmup_steps", 0) or (step == steps and self._last())
+                reason = self.report(begin + step, metrics[GREEDY], f"step {step}", since=begin + 1, spared=spared)
                 if reason is not None:
                     end(RunPruned(reason))
             return metrics
@@ -117,15 +119,24 @@ class Trial:
             from rookexp.sweep import outcome
 
             value = outcome.figure(rows, self.note["objective"])
-            self.report(self.note["place"], value, f"seed {self.note['seed']}")
+            self.report(self.note["place"], value, f"seed {self.note['seed']}", spared=self._last())
 
-    def report(self, place: int, value: float, after: str, since: int = 0) -> str | None:
-        """Tells a value; why the point is to be given up for this one and those `since` a place, or None."""
+    def _last(self) -> bool:
+        """Whether this is the run of the point's last seed, so that nothing is left to be saved by giving it up."""
+        return bool(self.note["place"] + 1 == self.note.get("seeds"))
+
+    def report(self, place: int, value: float, after: str, since: int = 0, *, spared: bool = False) -> str | None:
+        """Tells a value; why the point is to be given up for this one and those `since` a place, or None.
+
+        `spared`: the value counts for other points alone.
+        """
         if not math.isfinite(value):
             return None  # nothing can be compared with it; a run that diverges says so itself
         study = self._study()
         storage, number = study._storage, self.note["trial_id"]
         storage.set_trial_intermediate_value(number, place, float(value))
+        if spared:
+            return None
         trial = copy.copy(self._trial())
         # Pruners look at a trial's best value: an earlier seed's would speak for a hopeless later one.
         trial.intermediate_values = {at: v for at, v in trial.intermediate_values.items() if at >= since}

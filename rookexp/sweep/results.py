@@ -36,7 +36,7 @@ TABLE, BEST, PAGE = "trials.csv", "optimization_results.yaml", "sweep.html"
 FIRST = ("gain", "reward", "best", "kl", "entropy", "kl_share", "seconds")  # columns, where they were logged
 WORDS = {TrialState.COMPLETE: "done", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
 Figures = Mapping[str, Mapping[str, float]]  # seed -> figure -> value
-Measured = tuple[Run, tuple[str, ...] | None]
+Measured = tuple[Run, dict[int, points.Asked]]
 
 
 def spread(plan: Plan, known: Figures, name: str) -> Interval:
@@ -189,12 +189,12 @@ def apart(plan: Plan, trials: Sequence[FrozenTrial]) -> str | None:
 
 
 def measured(plan: Plan, trial: FrozenTrial) -> Measured | None:
-    """A run of a complete point, and what all its seeds were asked; None where one was deleted: its figures count."""
+    """A run of a complete point, and what each seed was asked; None where one was deleted: its figures count."""
     try:
         found = [runs.read(plan.job_folder(number)) for number in plan.jobs(trial.number)]
     except DataError:
         return None
-    return found[0], points.prompts(found)
+    return found[0], points.asked(found)
 
 
 def unlike(plan: Plan, one: Measured | None, other: Measured | None) -> str | None:
@@ -203,7 +203,8 @@ def unlike(plan: Plan, one: Measured | None, other: Measured | None) -> str | No
     figure = name if name in points.FIGURES else "reward" if name.startswith("eval/") else None
     if figure is None or one is None or other is None:
         return None
-    return points.unlike(figure, one[0], other[0], {one[1], other[1]} - {None})
+    reason = points.unlike(figure, one[0], other[0], one[1], other[1])
+    return None if reason == points.NOT_KNOWN else reason
 
 
 def table(plan: Plan, trials: Sequence[FrozenTrial]) -> Table:
@@ -270,7 +271,7 @@ def importance(plan: Plan, book: Book, trials: Sequence[FrozenTrial]) -> dict[st
     for key in plan.space.declared:
         levels: dict[Any, list[float]] = {}
         for trial, value in zip(done, values, strict=True):
-            levels.setdefault(trial.params[key], []).append(value)
+            levels.setdefault(plan.space.snapped(trial.params)[key], []).append(value)
         found[key] = sum(len(own) * (sum(own) / len(own) - mean) ** 2 for own in levels.values()) / total
     return dict(sorted(found.items(), key=lambda pair: -pair[1]))
 

@@ -146,8 +146,8 @@ class Book:
         self.set(trial, VOID, True)
         self.set(trial, REASON, "ended while the point was being chosen")
         self.tell(trial, TrialState.FAIL, None)
-        if trial.system_attrs.get("fixed_params"):
-            self._add_grid()
+        if point := trial.system_attrs.get("fixed_params"):
+            self.study.enqueue_trial(point)
 
     def _next(self) -> FrozenTrial | None:
         """A new point, or None: waiting ones in the order of the grid, then what the sampler says."""
@@ -158,7 +158,7 @@ class Book:
             counted = {key_of(self.space, trial): trial for trial in reversed(self.trials()) if trial.params}
             wanted = self.plan.settings.n_trials
             full = wanted is None or len(counted) >= min(wanted, self.space.size)
-            if not waiting and full:
+            if full and not (waiting and wanted is None):
                 return None
             if not waiting and known >= TWICE and self.space.size < math.inf:
                 self.study.enqueue_trial(next(p for p in self.space.points() if tuple(p.values()) not in counted))

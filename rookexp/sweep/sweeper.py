@@ -27,6 +27,7 @@ from rookexp.sweep.liveness import Worker
 from rookexp.sweep.settings import PREFIX, SEED, settings
 from rookexp.sweep.study import Book, Plan
 
+STEPS = "steps"
 SUBDIR = "${hydra.job.num}"
 DEATHS = 3  # of a worker process in a job, after which the job is not tried again
 PROBED = 20  # points that are composed before the first one runs
@@ -70,6 +71,10 @@ def planned(arguments: Sequence[str], config: DictConfig, context: HydraContext)
             f"{PREFIX}.direction=minimize with a pruner that looks at the greedy reward after each step, where more is "
             f"better; allowed: {PREFIX}.prune_on=seed, which looks at the objective, or pruner=none"
         )
+    steps = next((param.declared for param in found.params if param.key.lstrip("+") == STEPS), None)
+    if own.prunes and own.prune_on == "step" and steps is not None and len(own.seeds_of(seed_of(found.fixed))) > 1:
+        why = "its seeds would not be compared at equal steps; allowed: pruner=none, one seed, or one number of steps"
+        raise check.refusal(STEPS, steps, f"a pruner that looks after each step takes a point's seeds in a row, {why}")
     found.part(own.baseline or {}, f"{PREFIX}.baseline")
     grid = found.grid() if own.n_trials is None else []
     typed = found.fixed
@@ -218,6 +223,7 @@ class Sweep:
                 "seed": seed,
                 "params": point,
                 "place": place,
+                "seeds": len(self.plan.seeds),
                 "sweep": self.name,
                 "study": self.book.name,
                 "storage": self.plan.url,
@@ -271,7 +277,8 @@ class Sweep:
         """Tells the study what came of a point, and a reader in a line."""
         numbers = self.plan.jobs(trial.number)
         found = {s: outcome.read(self.plan.job_folder(n)) for s, n in zip(self.plan.seeds, numbers, strict=True)}
-        known = {str(s): outcome.figures(found[s], self.plan) for s in found if found[s].rows}
+        ended = [seed for seed, one in found.items() if one.status == outcome.FINISHED]  # others broke off somewhere
+        known = {str(seed): outcome.figures(found[seed], self.plan) for seed in ended}
         self.book.set(trial, study.FIGURES, known)
         state, reason = outcome.judged(found, trial.user_attrs.get(job.PRUNED))
         values = None
