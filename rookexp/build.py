@@ -183,7 +183,7 @@ def asked_of(config: Config, group: Literal["task", "reward"], **objects: Any) -
 
     Raises: ConfigError where it lacks a method that is going to be called.
     """
-    made = make(config[group], **objects)
+    made = make(config[group], group, **objects)
     for method in METHODS[group]:
         if not callable(getattr(made, method, None)):
             raise check.refusal(group, config[group]["_target_"], f"it has no method {method}; see docs/own.md")
@@ -215,9 +215,12 @@ def evaluation_prompts(config: Config, task: Any, objects: Config) -> tuple[Prom
     asked = config["eval"]["positions"]
     prompts_of("select", task.select(0))
     try:
-        source = task if asked is None else make(asking(config["task"], asked), **objects)
+        source = task if asked is None else make(asking(config["task"], asked), "task", **objects)
     except DataError as error:
         raise DataError(f"eval.positions: {error}; eval.positions=null for the task's own") from error
+    if asked is not None:
+        for note in notes_of([source]):
+            print(f"eval.positions: {note}", flush=True)
     return prompts_of("prompts", source.prompts())
 
 

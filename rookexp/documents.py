@@ -112,7 +112,7 @@ def symmetric(row: Row, rng: random.Random) -> Row:
     Evaluations are for the side to move, so a symmetric position has the same ones.
     """
     board, squares = row.board, list(range(64))
-    flip_files = not board.castling_rights and rng.random() < 0.5
+    flip_files = not board.clean_castling_rights() and rng.random() < 0.5
     flip_colours = rng.random() < 0.5
     if flip_files:
         board = board.transform(chess.flip_horizontal)

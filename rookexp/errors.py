@@ -9,6 +9,10 @@ class ConfigError(RookexpError):
     """A configuration key with a value that is not allowed; names key, value and what is."""
 
 
+class PartError(ConfigError):
+    """A key of one node, named without the node's path, which `nodes.make` puts before it."""
+
+
 class DataError(RookexpError):
     """A file or row that cannot be used; names the file and the row."""
 

@@ -70,6 +70,8 @@ def explain_override(text: str, config: DictConfig, loader: ConfigLoader) -> str
     options = loader.get_group_options(key)
     if options:
         value = str(override.value())
+        if value in options and override.package is not None:  # an option inside a group's own, not of the defaults
+            return f"{text}: type +{text}" if not override.is_add() else f"{text}: there is an option already"
         if value in options:
             return f"{text}: {key} has a choice already; type {key}={value}"
         return f"{text}: allowed: {', '.join(options)}{check.nearest(value, options, f'{key}=')}"

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from annotated_types import MinLen
 
 from rookexp import check
-from rookexp.errors import ConfigError
+from rookexp.errors import ConfigError, PartError
 
 Config = Mapping[str, Any]
 Keys = Mapping[str, Mapping[str, Any]]
@@ -56,26 +56,34 @@ def check_groups(
     return {key: value for key, value in top.items() if key in parameters}
 
 
-def make(node: Config, **objects: Any) -> Any:
+def make(node: Config, path: str = "", /, **objects: Any) -> Any:
     """What a checked node's `_target_` builds from its keys, from the nodes inside it, and from `objects` by name.
 
     Of `objects` only those are passed that the target has a parameter for and the node has no key for. With
     `_partial_: true` and a parameter still missing the result waits for it as a functools.partial.
+    Raises: ConfigError for what the target refuses; `path` is the node's own, where it is known.
     """
     target = check.locate(node["_target_"], "_target_")
-    values = {key: inside(value, objects) for key, value in node.items() if key not in check.META_KEYS}
+    values = {key: inside(value, objects, f"{path}.{key}") for key, value in node.items() if key not in check.META_KEYS}
     named = {n: p for n, p in inspect.signature(target).parameters.items() if p.kind in check.NAMED}
     values = {name: value for name, value in objects.items() if name in named} | values
     call = functools.partial(target, **values)
     waits = any(n not in values and p.default is inspect.Parameter.empty for n, p in named.items())
-    return call if waits and node.get("_partial_", False) else call()
+    if waits and node.get("_partial_", False):
+        return call
+    try:
+        return call()
+    except PartError as error:
+        raise ConfigError(f"{path}.{error}".lstrip(".")) from error
 
 
-def inside(value: Any, objects: Config) -> Any:
-    """A config value with the nodes in it built."""
+def inside(value: Any, objects: Config, path: str) -> Any:
+    """A config value with the nodes in it built; `path` is its own."""
+    if isinstance(value, Mapping) and "_target_" in value:
+        return make(value, path, **objects)
     if isinstance(value, Mapping):
-        return make(value, **objects) if "_target_" in value else {k: inside(v, objects) for k, v in value.items()}
-    return [inside(item, objects) for item in value] if isinstance(value, list) else value
+        return {key: inside(inner, objects, f"{path}.{key}") for key, inner in value.items()}
+    return [inside(item, objects, path) for item in value] if isinstance(value, list) else value
 
 
 def without(node: Config, keys: Collection[str]) -> dict[str, Any]:

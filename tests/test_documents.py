@@ -347,6 +347,11 @@ def test_shipped_prompts_are_those_of_the_corpus(root: Path, name: str) -> None:
     assert again.encode() == shipped(root, name).read_bytes()
 
 
+def test_castling_rights_that_nobody_has_make_no_other_position() -> None:
+    keys = {positions.position_key(chess.Board(f"3k4/8/8/8/8/8/4P3/4K3 w {rights} - 0 1")) for rights in ("-", "KQ")}
+    assert len(keys) == 1
+
+
 def test_shipped_prompts_are_of_the_test_split_and_share_no_position(root: Path) -> None:
     keys: list[str] = []
     for name, count in documents.PROMPT_SETS.items():

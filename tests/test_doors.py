@@ -110,6 +110,7 @@ MISTAKES = {
     "grpo=1": "grpo=1: allowed: default, ppo",
     "kl.coef.x=1": "kl.coef.x=1: kl.coef is a value and holds no keys",
     "+kl=fixed": "+kl=fixed: kl has a choice already; type kl=fixed",
+    "task@task.tasks.A=a_games task=rookworld_mix": "task@task.tasks.A=a_games: type +task@task.tasks.A=a_games",
     "+optim.lr=3": "+optim.lr=3: there is a value already; type optim.lr=3",
     "experiment=overfti": "; did you mean experiment=overfit?",
     "kl=fixed,none": "kl: several values need the flag -m",

@@ -52,6 +52,23 @@ def test_uneven_updates_and_a_batch_that_may_grow_are_told(run: Any) -> None:
     assert "hardware.grow=batch may raise the prompts of a step" in said
 
 
+def test_positions_that_an_evaluation_leaves_out_are_told(run: Any, tmp_path: Path) -> None:
+    rows = (ASSETS / "eval.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    black = [row for row in rows if " b " in row]
+    uneven = tmp_path / "uneven.jsonl"
+    uneven.write_text("".join([*black[:3], *(row for row in rows if " w " in row)][:11]), encoding="utf-8")
+    lines = run("task.order=epochs", f"eval.positions={uneven}")
+    assert f"eval.positions: {uneven}: colours=balanced leaves out 5 of 11 positions, with White to move" in lines[0]
+    assert any(" 6 evaluated, " in line for line in lines)
+
+
+@pytest.mark.parametrize("how", ["mix", "phases"])
+@pytest.mark.parametrize("option", ["a_games", "a_openings"])
+def test_any_a_task_can_be_mixed(how: str, option: str, run: Any) -> None:
+    lines = run(f"task=rookworld_{how}", f"+task@task.tasks.A={option}", "reward=rookworld", "grpo.max_new_tokens=128")
+    assert any("gold answers   A: " in line for line in lines)
+
+
 class Letters:
     """A task that asks its letter alone."""
 
@@ -109,7 +126,7 @@ ON_TRAINED = f"eval.positions={{P: {ASSETS}/train.jsonl, A: {ASSETS}/transitions
             "FAIL split .* 160 of these on positions that are trained in prompts of the same kind",
         ),
         ((f"eval.positions={ASSETS}/train.jsonl",), "FAIL split .*4 of these on positions that are trained"),
-        (("reward.best=0", "reward.candidates=0", "reward.evals=0"), "FAIL gold answers .*no more than an empty one"),
+        (("reward=clipped", "reward.low=-3", "reward.high=-2"), "FAIL gold answers .*no more than an empty one"),
     ],
 )
 def test_what_does_not_fit_fails(overrides: tuple[str, ...], words: str, run: Any, capsys: Any) -> None:

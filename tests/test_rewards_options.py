@@ -26,6 +26,7 @@ from rewarded import (
     worth,
 )
 
+from rookexp import nodes
 from rookexp.chess_text import Annotation, board_of, is_mate, legal_ucis
 from rookexp.door import conf_dir
 from rookexp.errors import ConfigError, DataError
@@ -178,6 +179,10 @@ def test_a_prompt_of_another_kind_is_refused(name: str) -> None:
             ("continuous", "reward.rewards.P.shaping.fen.rate=0"),
             "reward.rewards.P.shaping.fen.rate=0: allowed: a number",
         ),
+        (
+            ("continuous", "reward.rewards.P.shaping.fen.rate=1000"),
+            "reward.rewards.P.shaping.fen.rate=1000: allowed: a number > 0 and <= 700",
+        ),
         (("dataset", "reward.judge.black_best=inverted"), "allowed: corrected, legacy"),
         (("full_additive", "reward.rewards.A.malformed=1"), "reward.rewards.A.malformed=1: allowed: a number <= 0"),
         (("linear", "reward.rewards.P.best=-1"), "reward.rewards.P.best=-1: allowed: a number >= 0"),
@@ -187,3 +192,32 @@ def test_what_contradicts_is_refused_by_name(overrides: tuple[str, ...], words: 
     with pytest.raises(ConfigError) as caught:
         node(*overrides)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (
+            ("policy", "reward.best=1"),
+            "reward.best, candidates, evals=1, 0.3, 0.2: allowed: a sum above 0 and at most 1, where",
+        ),
+        (
+            ("policy", "reward.best=0", "reward.candidates=0", "reward.evals=0"),
+            "reward.best, candidates, evals=0, 0, 0: ",
+        ),
+        (
+            ("combined", "reward.rewards.move.best=1.1"),
+            "reward.rewards.move.best, candidates, evals=1.1, 0, 0: allowed",
+        ),
+        (
+            ("linear", *(f"reward.rewards.A.{x}=0" for x in ("format", "fen", "flags", "value"))),
+            "reward.rewards.A.format, ",
+        ),
+        (("combined", "reward.weights.move=0", "reward.weights.analysis=0"), "reward.weights={"),
+        (("engine", "reward.engine.nodes=100"), "reward.engine.depth=10, nodes=100: allowed: one of the two"),
+    ],
+)
+def test_what_a_part_refuses_is_named_with_its_path(overrides: tuple[str, ...], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        nodes.make(node(*overrides), "reward")
+    assert str(caught.value).startswith(words)

@@ -143,6 +143,11 @@ def test_scalings(scaling: shapings.Scaling, at_half: float, at_nine_tenths: flo
     assert (shaping.scaled("fen", 0.9), shaping.scaled("evals", 0.9)) == (scaling(0.9), 0.9)
 
 
+def test_a_mean_that_is_exactly_on_a_rung_is_there() -> None:
+    text = white(("e2e4", "g1f3", "a2a3"), (56, 34, 0), "g1f3")  # 6.8 / 8.5, whose float is below 0.8
+    assert worth(option("graduated"), p_of(WHITE_ROW), text) == pytest.approx(0.8)
+
+
 @given(st.floats(0, 1), st.floats(0, 1), st.booleans())
 def test_a_higher_mean_never_earns_less(a: float, b: float, formed: bool) -> None:
     low, high = sorted((a, b))
@@ -170,7 +175,11 @@ def test_some_weight_is_needed() -> None:
         (white(WHITE_ROW.moves, tuple(value + 150 for value in EVALS), "e2e4"), 1.8),  # paid by RLVR all the same
         (white(("g1f3", "a2a3", "a2a4"), (34, 0, 0), "a2a3"), 0.2 + 0.5 / 3 + 0.2),
         (white(WHITE_ROW.moves, EVALS[:4], "e2e4"), -0.5),
-        (white((*WHITE_ROW.moves, "a2a3"), (*EVALS, 0), "e2e4"), -1.0),
+        (white((*WHITE_ROW.moves, "a2a3"), (*EVALS, 0), "e2e4"), -0.5),
+        (white((*WHITE_ROW.moves[:4], "a2z3"), EVALS, "e2e4"), -1.0),
+        (white((*WHITE_ROW.moves[:4], "a2z3"), EVALS[:4], "e2e4"), -1.0),  # fewer numbers mend no spelling
+        (white(WHITE_ROW.moves, EVALS[:4], "e2z4"), -1.0),
+        ("M: x E: y z B: w", -1.0),
         ("M: e2e4 B: e2e4", -1.0),
         ("", -1.0),
     ],
@@ -196,6 +205,7 @@ def test_sum_of_full_for_black_pays_the_best_move() -> None:
         (white(WHITE_ROW.moves, (900,) * 5, "g1f3"), 0.8),
         (white((*WHITE_ROW.moves, "a2a3"), (*EVALS, 0), "e2e4"), 1.0),
         (white((*WHITE_ROW.moves, *LEGAL), (*EVALS, *EVALS), "e2e4"), 0.4),  # a rung above one that is missed
+        (white(("e2e4", "e2e4", "g1f3", "g2g3", "a2a3"), (56, 956, 34, 931, 0), "e2e4"), 0.8),  # 0.7 is not above it
         (p_gold(WHITE_ROW), 1.0),
     ],
 )

@@ -151,6 +151,7 @@ def test_selection_depends_on_seed_and_step_alone(folder: Path) -> None:
         ({"fen": "not a position"}, "six fields"),
         ({"fen": "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq"}, "six fields"),
         ({"fen": 7}, "six fields"),
+        ({"fen": "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1\n"}, "six fields"),
         ({"fen": "4k3/8/8/8/4R3/8/8/4K3 w - - 0 1"}, "a game can have"),
         ({"fen": "8/8/8/8/4R3/8/8/8 w - - 0 1"}, "a game can have"),
         ({"moves": ["e2e5"], "evals_cp": [1]}, "legal moves"),

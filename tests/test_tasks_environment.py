@@ -160,9 +160,10 @@ def test_missing_and_empty_files_are_named(tmp_path: Path) -> None:
         load_questions(tmp_path / "nowhere.txt")
     with pytest.raises(DataError, match="no A prompts"):
         load_questions(Path(written(tmp_path, "P: only")))
-    (tmp_path / "rows.json").write_text("[{}]")
-    with pytest.raises(DataError, match=r"rows\.json"):
-        load_questions(tmp_path / "rows.json")
+    for text in ("[{}]", '[{"prompt": 3}]'):
+        (tmp_path / "rows.json").write_text(text)
+        with pytest.raises(DataError, match=r"rows\.json"):
+            load_questions(tmp_path / "rows.json")
 
 
 def test_sampled_opening_rows_are_prompts_with_the_expected_answer(shared_dir: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from rookexp.errors import ConfigError
+from rookexp.errors import ConfigError, PartError
 from rookexp.rewards.made_of import MadeOf
 from rookexp.rewards.rows import completions_each
 from rookexp.types import Prompt, Reward, Scores, scores_of
@@ -19,7 +19,7 @@ class ByTask(MadeOf):
 
     def __init__(self, *, rewards: Mapping[str, Reward]) -> None:
         if not rewards:
-            raise ConfigError("rewards={}: allowed: a reward for each task, such as rewards.P")
+            raise PartError("rewards={}: allowed: a reward for each task, such as rewards.P")
         super().__init__(rewards)
 
     def asked(self, name: str, prompts: Sequence[Prompt]) -> list[Prompt]:
@@ -37,7 +37,7 @@ class ByTask(MadeOf):
         for prompt in prompts:
             if prompt.task not in self.rewards:
                 raise ConfigError(
-                    f"rewards.{prompt.task}: missing; allowed: a reward for each task that is asked, "
+                    f"reward.rewards.{prompt.task}: missing; allowed: a reward for each task that is asked, "
                     f"here only for {', '.join(self.rewards)}"
                 )
         columns: dict[str, Tensor] = {}

@@ -19,7 +19,7 @@ from rookexp.chess_text import (
     pawns_to_cp,
     win_probability,
 )
-from rookexp.errors import DataError
+from rookexp.errors import DataError, PartError
 from rookexp.rewards.rows import Row, clamped, scored
 from rookexp.types import Prompt, Scores
 
@@ -41,6 +41,9 @@ class PolicyReward:
     def __init__(
         self, *, best: Annotated[float, Ge(0)], candidates: Annotated[float, Ge(0)], evals: Annotated[float, Ge(0)]
     ) -> None:
+        if not 0 < best + candidates + evals <= 1 + 1e-9:
+            weights = f"best, candidates, evals={best:g}, {candidates:g}, {evals:g}"
+            raise PartError(f"{weights}: allowed: a sum above 0 and at most 1, where the reward is cut off")
         self.best = best
         self.candidates = candidates
         self.evals = evals

@@ -10,7 +10,7 @@ from annotated_types import Ge
 from jaxtyping import Float
 from torch import Tensor
 
-from rookexp.errors import ConfigError
+from rookexp.errors import PartError
 from rookexp.rewards.made_of import MadeOf
 from rookexp.types import Prompt, Reward, Scores, scores_of
 
@@ -34,12 +34,12 @@ class Combined(MadeOf):
     ) -> None:
         for name in rewards:
             if name not in weights:
-                raise ConfigError(f"weights.{name}: missing; allowed: a number >= 0 for each of {', '.join(rewards)}")
+                raise PartError(f"weights.{name}: missing; allowed: a number >= 0 for each of {', '.join(rewards)}")
         for name, weight in weights.items():
             if name not in rewards:
-                raise ConfigError(f"weights.{name}={weight}: no such reward; allowed: {', '.join(rewards) or 'none'}")
+                raise PartError(f"weights.{name}={weight}: no such reward; allowed: {', '.join(rewards) or 'none'}")
         if not any(weights.values()):
-            raise ConfigError(f"weights={dict(weights)}: allowed: at least one > 0")
+            raise PartError(f"weights={dict(weights)}: allowed: at least one > 0")
         super().__init__(rewards)
         self.weights = weights
         self.normalise = normalise
@@ -70,7 +70,7 @@ class Clipped(MadeOf):
 
     def __init__(self, *, reward: Reward, low: float, high: float) -> None:
         if not low < high:
-            raise ConfigError(f"high={high}: allowed: above low={low}")
+            raise PartError(f"high={high}: allowed: above low={low}")
         super().__init__({"reward": reward})
         self.reward = reward
         self.low = low

@@ -20,7 +20,7 @@ import chess.engine
 
 from rookexp.check import spell
 from rookexp.chess_text import MATE_CP
-from rookexp.errors import ConfigError, EngineError
+from rookexp.errors import EngineError, PartError
 
 PATH_HINT = "engine_path=FILE, in training reward.engine.path=FILE"
 OTHER = f"; name a UCI engine: {PATH_HINT}"
@@ -69,7 +69,7 @@ class Stockfish:
         self, *, path: str | None, nodes: int | None, depth: int | None, multipv: int, timeout_s: float
     ) -> None:
         if (nodes is None) == (depth is None):
-            raise ConfigError(f"depth={spell(depth)}, nodes={spell(nodes)}: allowed: one of the two, the other null")
+            raise PartError(f"depth={spell(depth)}, nodes={spell(nodes)}: allowed: one of the two, the other null")
         self.path = find_stockfish(path)
         self.limit = f"{nodes} nodes" if depth is None else f"depth {depth}"
         self.multipv = multipv

@@ -23,16 +23,17 @@ STATE_FORMED, FEN, FEN_SIMILAR, VALUE, FLAGS = 0.1, 1.0, 0.5, 0.3, 0.1
 LEAST_SIMILAR, VALUE_ERROR = 0.5, 0.01
 NOTHING = -0.1
 MOST_MOVES, LEAST_MOVES = 6, 2
+DIGITS = 9  # in which a mean that is exactly on a rung is there, whatever its floats say
 CONTENT = (0.3, 0.7)  # what the content must exceed for the two highest rungs
 
 
 class AdditivePolicy:
     """0.2 form + 0.1 completeness + 0.5 candidates + 0.2 evals + 1.0 best move, at most 2; `malformed` without form.
 
-    Form is 1 to 5 moves, evaluations and a best move, all spelled as such; where there is not one evaluation a move
-    the reward is `miscounted`. Completeness: as many moves as there are annotated lines. Candidates: share of the
-    listed moves that are lines, a repeated one counted once. Evaluations: mean of max(0, 1 - error in pawns). Best:
-    whether B is as good as the first line. Every Prompt's answer is an Annotation.
+    Form is 1 to 5 moves, as many evaluations and a best move, all spelled as such; where nothing but the numbers of
+    moves and evaluations is wrong the reward is `miscounted`. Completeness: as many moves as there are annotated
+    lines. Candidates: share of the listed moves that are lines, a repeated one counted once. Evaluations: mean of
+    max(0, 1 - error in pawns). Best: whether B is as good as the first line. Every Prompt's answer is an Annotation.
     Source: RLVR full's additive reward. Repaired: evaluations are matched by move, not by place, and an error of one
     pawn is worth nothing where the original took one of a hundred; the best move is the best one for Black too.
     """
@@ -57,8 +58,11 @@ class AdditivePolicy:
         if asked.formed(answer):
             reward = math.fsum((FORMED, COMPLETE * complete, CANDIDATES * candidates, EVALS * evals, BEST * best))
         else:
-            sections = answer.moves and answer.evals and answer.best is not None
-            reward = self.miscounted if sections and answer.pairs() is None else self.malformed
+            spelled = (
+                all(MOVE.fullmatch(word) for word in (*answer.moves, answer.best or "")) and None not in answer.evals
+            )
+            whole = answer.moves and answer.evals and spelled and answer.fen == asked.truth.fen
+            reward = self.miscounted if whole else self.malformed
         return {"reward": reward, "best": best, "candidates": candidates, "evals": evals}
 
 
@@ -85,7 +89,7 @@ class GraduatedPolicy:
         best = float(is_best(answer, asked))
         candidates = listed_share(answer, asked.truth.moves)
         evals = mean_over_lines(answer, asked, lambda given, true: float(abs(given - true) <= 1.0))
-        content = math.fsum((best, candidates, evals)) / 3
+        content = round(math.fsum((best, candidates, evals)) / 3, DIGITS)
         moves = [word for word in answer.moves if MOVE.fullmatch(word)]
         numbers = [value for value in answer.evals if value is not None]
         least = min(LEAST_MOVES, len(asked.truth.moves))

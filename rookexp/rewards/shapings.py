@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Protocol
 
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge, Gt, Le, Lt
 
 LOWEST = -0.3
 FORMED_BONUS = 0.1  # for a well-formed answer that would earn less than 0
@@ -106,7 +106,7 @@ class Identity:
 class Exponential:
     """(e^(rate s) - 1) / (e^rate - 1): the last errors cost the most."""
 
-    def __init__(self, *, rate: Annotated[float, Gt(0)]) -> None:
+    def __init__(self, *, rate: Annotated[float, Gt(0), Le(700)]) -> None:
         self.rate = rate
 
     def __call__(self, value: float) -> float:

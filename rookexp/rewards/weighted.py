@@ -9,7 +9,7 @@ from typing import Annotated
 from annotated_types import Ge
 
 from rookexp.chess_text import PolicyAnswer, Transition
-from rookexp.errors import ConfigError
+from rookexp.errors import PartError
 from rookexp.rewards.chess import Asked, score_p
 from rookexp.rewards.environment import Given, score_a, similarity
 from rookexp.rewards.judges import Judge
@@ -18,6 +18,7 @@ from rookexp.rewards.shapings import Shaping
 from rookexp.types import Prompt, Scores
 
 Weight = Annotated[float, Ge(0)]
+DIGITS = 9  # in which a mean that is exactly on a rung is there, whatever its floats say
 VALUE_ERRORS, VALUE_GIVEN = ((0.01, 1.0), (0.1, 0.7), (0.3, 0.4)), 0.1  # (error below, worth), and of any other
 
 
@@ -91,7 +92,9 @@ def shaped_mean(weights: Mapping[str, float], formed: bool, content: Mapping[str
     """A row of the reward, the components as they count, and their weighted mean `raw`."""
     counted = {name: shaping.scaled(name, value) if formed else 0.0 for name, value in content.items()}
     values = {"format": float(formed), **counted}
-    raw = math.fsum(weights[name] * value for name, value in values.items()) / math.fsum(weights.values())
+    raw = round(
+        math.fsum(weights[name] * value for name, value in values.items()) / math.fsum(weights.values()), DIGITS
+    )
     return {"reward": shaping.shaped(raw, formed), "raw": raw, **counted}
 
 
@@ -101,7 +104,7 @@ def some(weights: Mapping[str, float]) -> Mapping[str, float]:
     Raises: ConfigError where all are 0.
     """
     if not any(weights.values()):
-        raise ConfigError(f"{', '.join(weights)}=0: allowed: at least one > 0")
+        raise PartError(f"{', '.join(weights)}=0: allowed: at least one > 0")
     return weights
 
 

@@ -155,6 +155,8 @@ def load_questions(path: Path) -> tuple[EnvironmentPrompt, ...]:
         text = path.read_text(encoding="utf-8-sig")
         whole = path.suffix == ".json"
         lines = [row["prompt"] for row in json.loads(text)] if whole else text.splitlines()
+        if wrong := next((line for line in lines if not isinstance(line, str)), None):
+            raise TypeError(f"a prompt is {wrong!r}, which is no text")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path}: A prompts cannot be read ({error})") from error
     rows = []

@@ -82,7 +82,7 @@ def position_key(board: chess.Board) -> str:
     corpus builder makes one from the other.
     """
     boards = [board, board.mirror()]
-    if not board.castling_rights:
+    if not board.clean_castling_rights():
         boards += [b.transform(chess.flip_horizontal) for b in boards]
     return min(b.epd(en_passant="legal") for b in boards)
 

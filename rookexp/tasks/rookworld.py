@@ -134,7 +134,8 @@ def _annotation(row: Any) -> Annotation:
     if not isinstance(row, dict) or not {"fen", "moves", "evals_cp"} <= row.keys():
         raise ValueError("not an object with fen, moves and evals_cp")
     fen, moves, evals_cp = row["fen"], row["moves"], row["evals_cp"]
-    if not isinstance(fen, str) or len(fen.split(" ")) != 6 or (board := board_of(fen)) is None:
+    fields = fen.split(" ") if isinstance(fen, str) else []
+    if len(fields) != 6 or fields != fen.split() or (board := board_of(fen)) is None:
         raise ValueError(f"fen is not a position in six fields: {fen!r}")
     if not chess.Board(board.fen()).is_valid():  # which an engine would refuse; fen() leaves out empty rights
         raise ValueError(f"fen is not a position that a game can have: {fen!r}")
