@@ -69,7 +69,7 @@ docs: $(READY) ## rewrite docs/presets.md, what each recipe of conf/experiment s
 study: $(READY) ## the comparison in docs/algorithms.md: an hour of training, then docs/study.png and docs/study.md
 	$(PY) docs/study.py $(ARGS)
 
-bench: $(READY) ## our step against TRL's, every size, for hours: python -m rookexp.bench $(ARGS)
+bench: $(READY) ## our step against TRL's, three sizes, for hours: python -m rookexp.bench $(ARGS)
 	$(PY) -m rookexp.bench $(ARGS)
 
 bench-quick: $(READY) ## the smallest size of it, against TRL's fastest setting, in under three minutes

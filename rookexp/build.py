@@ -215,7 +215,7 @@ def evaluation_prompts(config: Config, task: Any, objects: Config) -> tuple[Prom
     asked = config["eval"]["positions"]
     prompts_of("select", task.select(0))
     try:
-        source = task if asked is None else make(asking(config["task"], asked), "task", **objects)
+        source = task if asked is None else make(asking(config["task"], asked), **objects)
     except DataError as error:
         raise DataError(f"eval.positions: {error}; eval.positions=null for the task's own") from error
     if asked is not None:
@@ -336,7 +336,7 @@ def build_evaluation(config: Config, run_folder: Path) -> Exam:
 
 def load_policy(config: Config, hardware: Hardware) -> Pretrained:
     """The model on its device, and its tokenizer."""
-    policy: Pretrained = make(config["model"])
+    policy: Pretrained = make(config["model"], "model")
     return Pretrained(hardware.placed(policy.model), policy.tokenizer)
 
 

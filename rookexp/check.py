@@ -285,6 +285,7 @@ def literal_words(hint: Any) -> list[str]:
 def nearest(word: str, words: Iterable[str], prefix: str = "") -> str:
     """`; did you mean <prefix>X?` for the spelling X next to `word`, or nothing where none is near."""
     by_fold = {other.lower(): other for other in words}
+    word = {"gpu": "cuda"}.get(word.lower(), word)
     close = difflib.get_close_matches(word.lower(), by_fold, n=1)
     return f"; did you mean {prefix}{by_fold[close[0]]}?" if close else ""
 

@@ -282,13 +282,15 @@ def _clear_partials(root: Path) -> None:
 def _sync(folder: Path) -> None:
     """Waits until the folder's files are on the disk, so that the rename cannot overtake them."""
     for name in _files(folder):
-        with (folder / name).open("rb") as file:
+        with (folder / name).open("r+b") as file:  # Windows syncs no file that is only read
             os.fsync(file.fileno())
     for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
         _sync_folder(path)
 
 
 def _sync_folder(folder: Path) -> None:
+    if os.name == "nt":  # which opens no folder
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

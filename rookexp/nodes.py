@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from annotated_types import MinLen
 
 from rookexp import check
-from rookexp.errors import ConfigError, PartError
+from rookexp.errors import ConfigError, DataError, PartError
 
 Config = Mapping[str, Any]
 Keys = Mapping[str, Mapping[str, Any]]
@@ -61,7 +61,7 @@ def make(node: Config, path: str = "", /, **objects: Any) -> Any:
 
     Of `objects` only those are passed that the target has a parameter for and the node has no key for. With
     `_partial_: true` and a parameter still missing the result waits for it as a functools.partial.
-    Raises: ConfigError for what the target refuses; `path` is the node's own, where it is known.
+    Raises: ConfigError or DataError for what the target refuses; `path` is the node's own, where it is known.
     """
     target = check.locate(node["_target_"], "_target_")
     values = {key: inside(value, objects, f"{path}.{key}") for key, value in node.items() if key not in check.META_KEYS}
@@ -75,6 +75,8 @@ def make(node: Config, path: str = "", /, **objects: Any) -> Any:
         return call()
     except PartError as error:
         raise ConfigError(f"{path}.{error}".lstrip(".")) from error
+    except DataError as error:
+        raise DataError(f"{path}: {error}" if path else str(error)) from error
 
 
 def inside(value: Any, objects: Config, path: str) -> Any:

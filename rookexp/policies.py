@@ -99,12 +99,14 @@ def formed(prompt: Prompt, text: str) -> bool:
 def model_folder(path: Path) -> Path:
     """The model's folder in a run folder (that of its newest checkpoint) or in a checkpoint; else `path` itself.
 
-    Raises: DataError for a run without a checkpoint.
+    Raises: DataError for a run without a checkpoint, and for a folder of runs.
     """
     if (path / checkpoint.TRAINER).is_file():
         return path / checkpoint.MODEL
     is_run = (path / checkpoint.FOLDER).is_dir() or (path / runs.CONFIG).is_file()
     if not is_run or (path / "config.json").is_file():
+        if path.is_dir() and not (path / "config.json").is_file() and (held := runs.find(path)):
+            raise DataError(f"{path}: a folder of runs; name one, as {held[0]}")
         return path
     newest = checkpoint.latest(path)
     if newest is None:

@@ -36,6 +36,8 @@ def continued(flags: Sequence[str], overrides: Sequence[str], config_name: str) 
     folder = Path(value).expanduser().resolve()
     if not value or not folder.is_dir():
         raise check.refusal(KEY, value, f"no such folder; {ALLOWED}")
+    if not (folder / SAVED).is_dir() and (held := sorted(folder.glob(f"*/{OVERRIDES}"))):
+        raise check.refusal(KEY, value, f"a folder of runs; name one, as {held[0].parent.parent}")
     saved = read_saved(folder, value)
     if saved.config_name != config_name and saved.config_name in DOORS:  # another name is a user's own
         command = f"python -m rookexp.{DOORS[saved.config_name]} {KEY}={value}"

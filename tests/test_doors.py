@@ -105,6 +105,7 @@ MISTAKES = {
     "kl=none kl.coef=1": "kl.coef=1: no such key; allowed in kl: none",
     "kl=warmpu": "kl=warmpu: allowed: adaptive, anneal, fixed, none, ppo_rule, proportional, warmup; did you mean "
     "kl=warmup?",
+    "hardware=gpu": "; did you mean hardware=cuda?",
     "klx=none": "klx=none: no such key; allowed at the top: ",
     "lr=3": "did you mean optim.lr?",
     "grpo=1": "grpo=1: allowed: default, ppo",

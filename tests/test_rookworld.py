@@ -9,6 +9,7 @@ from typing import Any
 
 import chess
 import pytest
+import rewarded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -185,6 +186,27 @@ def test_a_byte_order_mark_is_no_part_of_the_rows(tmp_path: Path) -> None:
     rows = load_annotations(path)
     path.write_text(path.read_text(), encoding="utf-8-sig")
     assert load_annotations(path) == rows
+
+
+def test_a_row_may_be_a_position_alone(tmp_path: Path) -> None:
+    fens = [chess.STARTING_FEN, chess.STARTING_FEN.replace(" w ", " b ")]
+    positions = write(tmp_path / "fens.jsonl", [{"fen": fen, "kind": "opening"} for fen in fens])
+    assert load_annotations(Path(positions)) == tuple(Annotation(fen, (), ()) for fen in fens)
+    task = task_of(positions, prompts=2, colours="balanced")
+    asked = task.prompts()
+    texts = [task.gold(prompt) for prompt in asked]
+    own = rewarded.option("self_consistency").score(asked, texts)
+    assert own.rewards.tolist() == [1.0, 1.0]
+    assert own.parts["best_is_engine"].isnan().all()
+    assert own.parts["argmax_is_engine_white"].isnan().all()
+    assert own.parts["best_legal"].tolist() == [1.0, 1.0]
+    for name in ("policy", "dataset", "graduated", "full_graduated", "full_additive"):
+        with pytest.raises(DataError, match="no analysis of it .*; reward=engine asks Stockfish"):
+            rewarded.option(name).score(asked, texts)
+    mated = "rnb1kbnr/pppp1ppp/8/4p3/6Pq/5P2/PPPPP2P/RNBQKBNR w KQkq - 1 3"
+    for row, said in (({"fen": mated}, "without a move"), ({"fen": fens[0], "moves": ["e2e4"]}, "or with fen alone")):
+        with pytest.raises(DataError, match=f"row 1: .*{said}"):
+            load_annotations(Path(write(tmp_path / "wrong.jsonl", [row])))
 
 
 def test_missing_and_empty_files_are_named(tmp_path: Path) -> None:

@@ -419,6 +419,8 @@ def test_what_cannot_be_resumed_is_said_in_one_line(
         "resume=nowhere": "resume=nowhere: no such folder; allowed: a run folder with a checkpoint, or null",
         "resume=": "resume=: no such folder",
         "resume=empty": "resume=empty: not a run's folder",
+        "resume=.": "resume=.: a folder of runs; name one, as ",
+        "model.path=.": "model: .: a folder of runs; name one, as stillborn",
         "resume=stillborn optim.lr=1": "/stillborn: no checkpoint in it; allowed: ",
         "-m resume=stillborn seed=1,2": "resume=stillborn: not with -m; each job of a sweep has a folder",
         "resume=stillborn,empty": "no such folder",

@@ -303,6 +303,13 @@ def test_fetch_takes_no_missing_path_for_a_repository(name):
         fetch(name, None)
 
 
+def test_fetch_takes_no_misspelt_run_for_a_repository(tmp_path, monkeypatch):
+    (tmp_path / "outputs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="outputs/run1: no such folder"):
+        fetch("outputs/run1", None)
+
+
 def test_fetch_downloads_only_what_is_read(folder, monkeypatch):
     hub = pytest.importorskip("huggingface_hub")
     calls = []

@@ -63,7 +63,7 @@ def fetch(repo_or_folder: str, revision: str | None) -> Path:
         if revision is not None:
             raise DataError(f"{folder} is a local folder and has no revision {revision!r}; leave the revision empty")
         return folder
-    if not is_repo(repo_or_folder):
+    if not is_repo(repo_or_folder) or folder.parent.is_dir():  # an owner of whom there is a folder is a misspelt path
         raise DataError(f"{repo_or_folder}: no such folder, and not a Hub id of the form owner/name")
     import huggingface_hub  # here, because a local folder does not need its import time
     from huggingface_hub import constants

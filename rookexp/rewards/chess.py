@@ -57,6 +57,7 @@ class PolicyReward:
         return score_p(prompts, texts, self._row)
 
     def _row(self, answer: PolicyAnswer, asked: Asked) -> Row:
+        known_evals(asked.truth)  # before an answer that has nothing to compare
         best = best_component(answer, asked.truth, asked.legal)
         candidates = candidates_component(answer, asked.truth, asked.legal)
         evals = evals_component(answer, asked.truth, asked.legal)
@@ -82,8 +83,8 @@ def score_p(prompts: Sequence[Prompt], texts: Sequence[str], judge: Callable[[Po
 
     Further parts (N,): `format_valid` 1 where `Asked.formed`; `best_legal`; `moves_legal` share of listed moves, 0
     for none; `best_is_engine` 1 where B is the first move of the annotation; `argmax_is_engine` the same of the
-    listed move with the highest evaluation, shared among equals; these two and the `reward` also `_white` and
-    `_black`, NaN for the other side to move. What a completion lacks counts as 0.
+    listed move with the highest evaluation, shared among equals, both NaN without an annotation; these two and the
+    `reward` also `_white` and `_black`, NaN for the other side to move. What a completion lacks counts as 0.
     Raises: DataError for a prompt that is not a P prompt of a legal position.
     """
 
@@ -115,9 +116,12 @@ def _with_diagnostics(judged: Row, answer: PolicyAnswer, asked: Asked) -> Row:
         "format_valid": float(asked.formed(answer)),
         "best_legal": float(answer.best in asked.legal),
         "moves_legal": sum(answer.legality(asked.legal)) / max(1, len(answer.moves)),
-        "best_is_engine": float(answer.best == asked.truth.moves[0]),
-        "argmax_is_engine": _argmax_share(answer, asked.truth.moves[0]),
+        "best_is_engine": math.nan,  # of a position that nobody has analysed
+        "argmax_is_engine": math.nan,
     }
+    if asked.truth.moves:
+        row["best_is_engine"] = float(answer.best == asked.truth.moves[0])
+        row["argmax_is_engine"] = _argmax_share(answer, asked.truth.moves[0])
     for name in ("reward", "best_is_engine", "argmax_is_engine"):
         row[f"{name}_white"] = row[name] if asked.turn == chess.WHITE else math.nan
         row[f"{name}_black"] = row[name] if asked.turn == chess.BLACK else math.nan
@@ -182,7 +186,15 @@ def eval_distance(given_cp: int, true_cp: int) -> float:
 
 
 def known_evals(truth: Annotation) -> dict[str, int]:
-    """The evaluation in centipawns of each of the engine's lines, by its move."""
+    """The evaluation in centipawns of each of the engine's lines, by its move.
+
+    Raises: DataError for a position without an analysis.
+    """
+    if not truth.moves:
+        raise DataError(
+            f"{truth.fen}: no analysis of it (moves, evals_cp), which this reward compares with; reward=engine asks "
+            "Stockfish for one, reward=self_consistency needs none"
+        )
     return dict(zip(truth.moves, truth.evals_cp, strict=True))
 
 

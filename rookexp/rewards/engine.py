@@ -22,7 +22,7 @@ from rookexp.check import spell
 from rookexp.chess_text import MATE_CP
 from rookexp.errors import EngineError, PartError
 
-PATH_HINT = "engine_path=FILE, in training reward.engine.path=FILE"
+PATH_HINT = "engine_path=FILE, in training reward.engine.path=FILE (of one task, reward.rewards.P.engine.path=FILE)"
 OTHER = f"; name a UCI engine: {PATH_HINT}"
 INSTALL_HINT = "install it with `apt-get install stockfish` (or `brew install stockfish`)"
 TIMEOUTS = (TimeoutError, asyncio.TimeoutError)  # two classes before Python 3.11

@@ -92,8 +92,14 @@ class PolicyTask:
         return [self.left_out] if self.left_out else []
 
     def gold(self, prompt: Prompt) -> str:
-        """The completion of one of these prompts that earns the most: the engine's lines, best first, and its move."""
+        """The completion of one of these prompts that earns the most: the engine's lines, best first, and its move.
+
+        Of a position without an analysis: legal moves, all as good.
+        """
         row: Annotation = prompt.answer
+        if not row.moves:
+            legal = sorted(legal_ucis(_board(row)))[:MAX_LINES]
+            return build_p(row.fen, legal, [0] * len(legal), legal[0]).removeprefix(prompt.text)
         return build_p(row.fen, row.moves, row.evals_cp, row.moves[0]).removeprefix(prompt.text)
 
     def select(self, step: int) -> tuple[Prompt, ...]:
@@ -112,6 +118,7 @@ class PolicyTask:
 def load_annotations(path: Path) -> tuple[Annotation, ...]:
     """The rows of a JSON-lines file with `fen`, `moves` (best first) and `evals_cp`; at most five lines of each.
 
+    A row may have neither of the two: a position for rewards that need no analysis.
     Raises: DataError naming file and row where the file is missing, empty, or a row is not such an analysis.
     """
     try:
@@ -131,17 +138,23 @@ def load_annotations(path: Path) -> tuple[Annotation, ...]:
 
 def _annotation(row: Any) -> Annotation:
     """Raises: ValueError saying what is wrong with the row."""
-    if not isinstance(row, dict) or not {"fen", "moves", "evals_cp"} <= row.keys():
-        raise ValueError("not an object with fen, moves and evals_cp")
-    fen, moves, evals_cp = row["fen"], row["moves"], row["evals_cp"]
+    if not isinstance(row, dict) or "fen" not in row or ("moves" in row) != ("evals_cp" in row):
+        raise ValueError("not an object with fen, moves and evals_cp, or with fen alone")
+    fen = row["fen"]
     fields = fen.split(" ") if isinstance(fen, str) else []
     if len(fields) != 6 or fields != fen.split() or (board := board_of(fen)) is None:
         raise ValueError(f"fen is not a position in six fields: {fen!r}")
     if not chess.Board(board.fen()).is_valid():  # which an engine would refuse; fen() leaves out empty rights
         raise ValueError(f"fen is not a position that a game can have: {fen!r}")
+    legal = legal_ucis(board)
+    if "moves" not in row:
+        if not legal:
+            raise ValueError(f"fen is a position without a move: {fen!r}")
+        return Annotation(fen=fen, moves=(), evals_cp=())
+    moves, evals_cp = row["moves"], row["evals_cp"]
     if not isinstance(moves, list) or not all(isinstance(move, str) for move in moves):
         raise ValueError(f"moves is not a list of moves: {moves!r}")
-    if not moves or len(set(moves)) < len(moves) or not set(moves) <= legal_ucis(board):
+    if not moves or len(set(moves)) < len(moves) or not set(moves) <= legal:
         raise ValueError(f"moves are not distinct legal moves of {fen!r}: {moves}")
     if not isinstance(evals_cp, list) or not all(type(value) is int for value in evals_cp):
         raise ValueError(f"evals_cp is not a list of whole centipawns: {evals_cp!r}")
@@ -166,6 +179,12 @@ def annotation_of(document: str) -> tuple[Annotation, str]:
     ranked = sorted(((pawns_to_cp(pawns), move) for move, pawns in pairs), key=lambda x: (-x[0], x[1] != said.best))
     row = {"fen": said.fen, "moves": [move for _, move in ranked], "evals_cp": [value for value, _ in ranked]}
     return _annotation(row), said.best
+
+
+def _board(row: Annotation) -> chess.Board:
+    board = board_of(row.fen)
+    assert board is not None  # or the row would have been refused
+    return board
 
 
 def _turn(row: Annotation) -> chess.Color:

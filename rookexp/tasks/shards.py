@@ -160,7 +160,9 @@ def find(data: str, revision: str | None, files: str, column: str) -> list[Shard
         inside = (p for p in sorted(path.rglob("*")) if p.suffix in SUFFIXES and p.is_file())
         found = [p for p in inside if fnmatch(p.relative_to(path).as_posix(), files)]
     if not found or found[0].suffix not in SUFFIXES:
-        raise DataError(f"{data}: no file of it matches {files!r} and ends in {', '.join(SUFFIXES)}")
+        raise DataError(
+            f"{data}: no file of it matches {files!r} and ends in {', '.join(SUFFIXES)}; task.files='*' takes all"
+        )
     return [opened(p, column) for p in found]
 
 
