@@ -1,8 +1,8 @@
 """The comparison in docs/algorithms.md: runs it, draws docs/study.png, writes the table docs/study.md.
 
-`python docs/study.py` (or `make study`) trains what multirun/study does not hold yet, 75 minutes on two busy cores with
-bf16, and draws what it holds; `--jobs 2` trains two at a time, each with one thread. Every run answers the same
-prompts, and the runs of a seed draw the same random numbers, so that differences are paired by seed.
+`python docs/study.py` (or `make study`) trains what multirun/study does not hold yet and draws what it holds; with
+`--jobs 2` it trains two at a time, each with one thread: half an hour on two cores with bf16. Every run answers the
+same prompts, and the runs of a seed draw the same random numbers, so that differences are paired by seed.
 """
 
 from __future__ import annotations

@@ -10,9 +10,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from rookexp.rehearsal import Finding, Rehearsal, Size, Skipped, Subject
-from rookexp.symptoms.answers import evaluation, gold_answers, max_new_tokens
+from rookexp.symptoms.answers import evaluation, gold_answers, max_new_tokens, reward_rows
 from rookexp.symptoms.log_probs import log_probs, padding, ratio, reference, rounding
-from rookexp.symptoms.records import advantages, end_of_text, prompt_prefix, scored_text, shared_prompt, trained_ids
+from rookexp.symptoms.records import (
+    advantages,
+    baseline,
+    end_of_text,
+    prompt_prefix,
+    scored_text,
+    selection,
+    shared_prompt,
+    trained_ids,
+)
 from rookexp.symptoms.weights import dropout, master_weights, policy_loss, update
 
 Check = Callable[[Rehearsal], str | Finding | Skipped]
@@ -20,20 +29,23 @@ Check = Callable[[Rehearsal], str | Finding | Skipped]
 QUICK = Size(prompts=2, rows=2, tokens=12, golds=16)
 WHOLE = Size(prompts=6, rows=3, tokens=32, golds=512)
 
-RECORDS: tuple[Check, ...] = (shared_prompt, prompt_prefix, trained_ids, end_of_text)
+RECORDS: tuple[Check, ...] = (selection, shared_prompt, prompt_prefix, trained_ids, end_of_text)
 # What is looked at, in this order, and the checks whose finding leaves a check nothing of its own to say.
 CHECKS: dict[Check, tuple[Check, ...]] = {
     dropout: (),
     master_weights: (),
     max_new_tokens: (),
     gold_answers: (),
-    evaluation: (max_new_tokens,),
-    shared_prompt: (),
-    prompt_prefix: (shared_prompt,),
-    trained_ids: (shared_prompt, prompt_prefix),
-    end_of_text: (shared_prompt, prompt_prefix, trained_ids),
-    scored_text: (shared_prompt,),
-    advantages: (gold_answers, scored_text, *RECORDS),
+    reward_rows: (gold_answers,),
+    evaluation: (max_new_tokens, reward_rows),
+    selection: (),
+    shared_prompt: (selection,),
+    prompt_prefix: (selection, shared_prompt),
+    trained_ids: (selection, shared_prompt, prompt_prefix),
+    end_of_text: (selection, shared_prompt, prompt_prefix, trained_ids),
+    scored_text: (selection, shared_prompt),
+    baseline: (),
+    advantages: (gold_answers, reward_rows, scored_text, baseline, *RECORDS),
     log_probs: (dropout, master_weights, *RECORDS),
     padding: (log_probs,),
     rounding: (log_probs,),

@@ -145,7 +145,7 @@ def test_a_healthy_run_has_no_finding(name: str) -> None:
     assert not findings
     expected = {} if "bf16" in name else {"rounding": "the run computes in fp32"}
     expected |= {"reference": "the coefficient is always 0"} if name == "no kl" else {}
-    lonely = {"advantages": "the baseline does not compare the rows of a group"}
+    lonely = dict.fromkeys(("advantages", "baseline"), "the baseline does not compare the rows of a group")
     expected |= lonely if name in ("alone", "gae") else {}
     assert skipped == expected
 
@@ -191,6 +191,34 @@ class Graded(Vowels):
     def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
         scores = super().score(prompts, texts)
         return replace(scores, rewards=scores.rewards + torch.tensor([len(set(text)) / 100 for text in texts]))
+
+
+def test_a_reward_that_is_right_in_its_own_way_is_healthy() -> None:
+    assert not World(task=AskHalf(PROMPTS), reward=Halves()).examined()[0]
+
+    class Weighted(Vowels):
+        """Worth more for longer prompts, and as its own group compares."""
+
+        def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
+            found = super().score(prompts, texts)
+            groups = found.rewards.view(len(prompts), -1)
+            worth = torch.tensor([[len(prompt.text)] for prompt in prompts])
+            compared = groups - groups.mean(1, keepdim=True) if groups.shape[1] > 1 else groups
+            return replace(found, rewards=(worth * compared).flatten())
+
+    assert not World(reward=Weighted()).examined()[0]
+
+
+def test_a_noisy_reward_is_said_to_be_one() -> None:
+    class Noisy(Vowels):
+        def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
+            found = super().score(prompts, texts)
+            return replace(found, rewards=found.rewards + 1e-3 * torch.rand(len(texts)))
+
+    findings, skipped = World(reward=Noisy()).examined()
+    assert not findings
+    said = "the reward gives the same text other rewards each time"
+    assert [skipped[name] for name in ("gold answers", "reward rows", "evaluation")] == [said] * 3
 
 
 def test_what_cannot_be_asked_is_skipped_with_the_reason() -> None:
@@ -457,6 +485,75 @@ def rewards_by_completion(patch: Patch) -> World:
     return World()
 
 
+def mean_over_the_batch(patch: Patch) -> World:
+    patch.setattr(baselines.GroupMean, "forward", lambda self, rewards, tasks: rewards - rewards.mean())
+    return World()
+
+
+def advantages_of_other_rows(patch: Patch) -> World:
+    compare = GRPO._advantages
+
+    def mixed_up(self: GRPO, *asked: Any) -> returns.Advantages:
+        found = compare(self, *asked)
+        return replace(found, advantages=found.advantages.flip(0))
+
+    patch.setattr(GRPO, "_advantages", mixed_up)
+    return World()
+
+
+class AskHalf(Ask):
+    """Asks for half as many letters as the prompt has, and one."""
+
+    def gold(self, prompt: Prompt) -> str:
+        return "e" * (len(prompt.text) // 2 + 1)
+
+
+class Halves:
+    """Pays for each letter too many or too few, with the wrong sign -1; `owner` says whose completion row i is."""
+
+    def __init__(self, sign: int = 1, owner: Callable[[int, int], int] = lambda i, size: i // size) -> None:
+        self.sign = sign
+        self.owner = owner
+
+    def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
+        size = len(texts) // len(prompts)
+        wanted = [len(prompts[self.owner(i, size) % len(prompts)].text) // 2 + 1 for i in range(len(texts))]
+        off = [abs(len(text) - length) / 9 for text, length in zip(texts, wanted, strict=True)]
+        rewards = [1 - self.sign * x if text else -9.0 for x, text in zip(off, texts, strict=True)]
+        return Scores(torch.tensor(rewards), {})
+
+
+def errors_are_paid(patch: Patch) -> World:
+    return World(task=AskHalf(PROMPTS), reward=Halves(sign=-1))
+
+
+def rows_of_the_wrong_prompt(patch: Patch) -> World:
+    return World(task=AskHalf(PROMPTS), reward=Halves(owner=lambda i, size: i))
+
+
+class AskNext(AskVowels):
+    """Asks what comes next, whatever the step."""
+
+    asked = 0
+
+    def select(self, step: int) -> tuple[Prompt, ...]:
+        self.asked += 1
+        prompts = super().select(step)
+        return tuple(prompts[(i + self.asked) % len(prompts)] for i in range(len(prompts)))
+
+
+def prompts_from_a_state(patch: Patch) -> World:
+    return World(task=AskNext())
+
+
+def other_ids_in_the_evaluation(patch: Patch) -> World:
+    world = World()
+    subject = world.subject()
+    subject.greedy.prompts = [replace(prompt, ids=prompt.ids[::-1]) for prompt in subject.greedy.prompts]
+    patch.setattr(world, "subject", lambda: subject, raising=False)
+    return world
+
+
 def texts_rolled_in_a_group(patch: Patch) -> World:
     def rolled(self: RolloutSource, r: Rollouts) -> Rollouts:
         groups = [r.texts[i : i + self.group_size] for i in range(0, len(r.texts), self.group_size)]
@@ -531,7 +628,9 @@ PLANTED: dict[Callable[[Patch], World], tuple[str, str]] = {
     tokenised_again: ("trained ids", "re-tokenised text"),
     end_masked_out: ("end of text", "end-of-text masked out"),
     rows_out_of_order: ("shared prompt", "not ordered prompt by prompt"),
-    another_prompt: ("prompt prefix", "changes text or ids after encoding"),
+    another_prompt: ("selection", "changes text or ids after encoding"),
+    other_ids_in_the_evaluation: ("selection", "changes text or ids after encoding"),
+    prompts_from_a_state: ("selection", "draws from a state of its own"),
     merged_tokens: ("prompt prefix", "spans the end of the prompt"),
     stripped_before_the_reward: ("scored text", "prompt stripped from a completion"),
     stripped_in_the_reward: ("gold answers", "the prompt stripped before scoring"),
@@ -544,8 +643,12 @@ PLANTED: dict[Callable[[Patch], World], tuple[str, str]] = {
     other_rows_kept: ("padding", "cache that drops the wrong rows"),
     wrong_sign: ("policy loss", "wrong sign"),
     clipped_log_ratio: ("policy loss", "cut off"),
-    advantages_upside_down: ("advantages", "a wrong sign"),
+    advantages_upside_down: ("baseline", "a wrong sign"),
     rewards_by_completion: ("advantages", "rewards of other rows"),
+    mean_over_the_batch: ("baseline", "a mean over something else"),
+    advantages_of_other_rows: ("advantages", "rewards of other rows"),
+    errors_are_paid: ("gold answers", "a reward that pays errors"),
+    rows_of_the_wrong_prompt: ("reward rows", "scored with another prompt"),
     texts_rolled_in_a_group: ("scored text", "the text of another row"),
     the_policy_as_reference: ("reference", "shallow copy"),
     averaged_in_each_micro_batch: ("update", "averaged anew in each micro-batch"),
@@ -598,7 +701,7 @@ def test_a_training_is_the_same_with_and_without_the_check(
     for word in ("quick", "off"):
         assert shell("train", f"{SMALL} kl.warmup=1 optim.lr=0.01 doctor={word} hydra.run.dir={word}") == 0
         out = capsys.readouterr().out
-        assert out.count("self-check: nothing found by 18 checks in ") == (word == "quick")
+        assert out.count("self-check: nothing found by 21 checks in ") == (word == "quick")
         assert "OK" not in out
     rows = [
         [json.loads(line) for line in (tmp_path / word / "metrics.jsonl").read_text().splitlines()]
@@ -643,11 +746,11 @@ def test_the_door_prints_a_line_for_every_check(shell: Shell, capsys: pytest.Cap
     *lines, last = capsys.readouterr().out.splitlines()
     assert len(lines) == len(checkup.CHECKS)
     assert all(line.startswith("OK  ") or line == "SKIP rounding: the run computes in fp32" for line in lines)
-    assert last.startswith("self-check: nothing found by 18 checks in ")
+    assert last.startswith("self-check: nothing found by 21 checks in ")
     assert shell("doctor", f"{SMALL} optim.lr=1e-30") == 1
     captured = capsys.readouterr()
     assert captured.out.count("FINDING") == 1
-    assert captured.out.count("OK  ") == 16
+    assert captured.out.count("OK  ") == 19
     assert captured.err.count("\n") == 1
 
 

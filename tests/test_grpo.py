@@ -177,6 +177,19 @@ def test_several_updates_in_bf16_start_from_the_training_forwards_logprobs() -> 
         assert experience.logprobs[row, 0] == 0
 
 
+def test_the_ratio_of_a_later_update_is_to_the_policy_that_sampled() -> None:
+    """Else no clip would ever act, where the log-probs are rescored as in bf16."""
+    model = policy()
+    objective = grpo(model, exact_sampler=False, single_update=False)
+    experience, _ = objective.collect(0)
+    assert torch.allclose(objective.loss(experience).per_token["ratio/max"], torch.ones(()), atol=1e-5)
+    nudged(model, 0.1)
+    now = grpo(model, exact_sampler=True).loss(experience).per_token["ratio/max"]
+    found = objective.loss(experience).per_token["ratio/max"]
+    assert (found - 1).abs().max() > 0.01
+    assert torch.equal(found, now)
+
+
 @pytest.mark.parametrize("autocast", [nullcontext, bf16])
 @pytest.mark.parametrize("divergence", EXACT)
 def test_policy_and_reference_are_equal_at_the_start(divergence: str, autocast: Callable[[], Any]) -> None:

@@ -149,6 +149,8 @@ def test_candidates_component(moves: str, value: float) -> None:
         ("e2e4", "999.99", 0.0),
         ("e2e4", "-999.99", -0.4),
         ("d2d4", "-0.1", 1 - 10 * 0.01841),  # 0.1 pawns are no side's: a wrong sign costs only its distance
+        ("d2d4", "-0.9", 0.08699),  # however sure the answer is: what the engine says counts
+        ("e2e4", "-0.1", -0.00571),
         ("e2e4 g1f3 g2g3 c2c4", "-9 -9 -9 -9", -1.0),
     ],
 )

@@ -13,6 +13,7 @@ import rewarded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rookexp import door
 from rookexp.chess_text import Annotation, build_p
 from rookexp.errors import DataError
 from rookexp.rewards.chess import PolicyReward
@@ -207,6 +208,19 @@ def test_a_row_may_be_a_position_alone(tmp_path: Path) -> None:
     for row, said in (({"fen": mated}, "without a move"), ({"fen": fens[0], "moves": ["e2e4"]}, "or with fen alone")):
         with pytest.raises(DataError, match=f"row 1: .*{said}"):
             load_annotations(Path(write(tmp_path / "wrong.jsonl", [row])))
+
+
+def test_evaluations_from_whites_view_are_told(tmp_path: Path) -> None:
+    shipped = door.PACKAGE / "assets" / "positions" / "train.jsonl"
+    rows = [json.loads(line) for line in shipped.read_text(encoding="utf-8").splitlines()]
+    assert not task_of(str(shipped), colours="as_found").notes()
+    turned = []
+    for row in rows:
+        whites = [value * (-1 if " b " in row["fen"] else 1) for value in row["evals_cp"]]
+        order = sorted(range(len(whites)), key=lambda i: -whites[i])
+        turned.append(row | {"moves": [row["moves"][i] for i in order], "evals_cp": [whites[i] for i in order]})
+    (note,) = task_of(write(tmp_path / "white.jsonl", turned), colours="as_found").notes()
+    assert "white.jsonl: with Black to move, and 5 pawns or more up or down, 38 of 38 evaluations say the op" in note
 
 
 def test_missing_and_empty_files_are_named(tmp_path: Path) -> None:

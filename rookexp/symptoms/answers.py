@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from rookexp.reciter import Reciter
 from rookexp.rehearsal import Finding, Rehearsal, Skipped, altered
+from rookexp.types import Prompt
 
 SAME_REWARD = 1e-6  # rewards that differ by less are equal
+OTHERS = 64  # prompts that are answered by another's gold answer
+GROUP = 3  # completions of a prompt, when rows are mixed up on purpose
+NOISY = "the reward gives the same text other rewards each time"
 
 
 def max_new_tokens(case: Rehearsal) -> str | Finding | Skipped:
@@ -29,33 +36,91 @@ def max_new_tokens(case: Rehearsal) -> str | Finding | Skipped:
 
 
 def gold_answers(case: Rehearsal) -> str | Finding | Skipped:
-    """Every gold answer earns the highest reward seen of its task, and an empty answer earns less."""
+    """Every gold answer earns more than an empty one, and no less than another prompt's gold answer does there.
+
+    Nor less than others of its task, where the highest is earned more than once: a reward may say that some prompts
+    are worth more.
+    """
     if not case.golds:
         return Skipped("the task offers no gold(prompt)")
     prompts, answers = zip(*case.golds, strict=True)
-    score = case.own.source.reward.score
-    gold, empty = (score(prompts, texts).rewards.tolist() for texts in (answers, [""] * len(answers)))
     tasks = [prompt.task for prompt in prompts]
-    best = {
-        task: max(r for t, *both in zip(tasks, gold, empty, strict=True) if t == task for r in both) for task in tasks
-    }
-    worst = min(range(len(gold)), key=lambda i: gold[i] - best[tasks[i]])
-    highest = best[tasks[worst]]
+    gold, again, empty = (earned(case, prompts, texts) for texts in (answers, answers, [""] * len(answers)))
+    if gold != again:
+        return Skipped(NOISY)
+    few = range(min(len(prompts), OTHERS))
+    next_of = {i: next(j for j in (*range(i + 1, len(few)), *few) if tasks[j] == tasks[i]) for i in few}
+    other = earned(case, [prompts[i] for i in few], [answers[next_of[i]] for i in few])
+    other += [-math.inf] * (len(prompts) - len(few))
+    due = {}
+    for task in set(tasks):
+        highest, second = sorted([-math.inf, *(r for t, r in zip(tasks, gold, strict=True) if t == task)])[:-3:-1]
+        due[task] = highest if highest - second <= SAME_REWARD else -math.inf
+    lacks = [
+        max(nothing + 2 * SAME_REWARD, elsewhere, due[task]) - right
+        for right, nothing, elsewhere, task in zip(gold, empty, other, tasks, strict=True)
+    ]
+    worst = max(range(len(gold)), key=lacks.__getitem__)
+    highest = gold[worst] + lacks[worst]
     seen = f"the gold answer to {prompts[worst].text[:60]!r} earns {gold[worst]:.3g}, an empty one {empty[worst]:.3g}"
-    above_empty = all(right > nothing + SAME_REWARD for right, nothing in zip(gold, empty, strict=True))
-    if not (above_empty and gold[worst] >= highest - SAME_REWARD):
-        doubled = score(prompts, [p.text + answer for p, answer in case.golds]).rewards.tolist()
+    if lacks[worst] > SAME_REWARD:
+        doubled = earned(case, prompts, [p.text + answer for p, answer in case.golds])
         if doubled[worst] > max(gold[worst] + SAME_REWARD, highest - SAME_REWARD):
             cause = "the prompt stripped before scoring: only with its prompt put in front is the answer read rightly"
             return Finding(
                 seen, cause, "score the whole completion, and the prompt before it where the parser needs it."
             )
+        if other[worst] > gold[worst] + SAME_REWARD:
+            seen += f", the gold answer to another prompt {other[worst]:.3g}"
+            cause = "a reward that pays errors, or labels of other prompts"
+            return Finding(seen, cause, "let the reward fall with the error, and compare with the prompt's own label.")
         cause = "a parser that does not read the answers, or labels that are not the reward's best"
         return Finding(f"{seen}; the highest is {highest:.3g}", cause, "compare the answer's format with the parser's.")
     return f"{len(gold)} gold answers earn {gold[worst]:.3g}, empty ones at most {max(empty):.3g}"
 
 
-def evaluation(case: Rehearsal) -> str | Finding:
+def reward_rows(case: Rehearsal) -> str | Finding | Skipped:
+    """A completion earns by itself what it earns among others: each row is scored with its own prompt.
+
+    A reward that compares the completions of a prompt is asked whether it gives each its own when they change places.
+    """
+    if len(case.prompts) < 2:
+        return Skipped("a single prompt: every row is its own")
+    golds = {prompt.text: answer for prompt, answer in case.golds}
+    blind = [case.words.decode(rows[0]) for rows in case.blind]
+    said = [golds.get(prompt.text, text) for prompt, text in zip(case.prompts, blind, strict=True)]
+    count = len(said)
+    texts = [said[(p + g) % count] if g < 2 else blind[p] for p in range(count) for g in range(GROUP)]
+    together, again = (earned(case, case.prompts, texts) for _ in range(2))
+    if together != again:
+        return Skipped(NOISY)
+    alone = [earned(case, [case.prompts[i // GROUP]], [text])[0] for i, text in enumerate(texts)]
+    if furthest(together, alone) <= SAME_REWARD:
+        return f"{len(texts)} rows earn together what each earns alone"
+    turned = [p * GROUP + (g - 1) % GROUP for p in range(count) for g in range(GROUP)]
+    moved = earned(case, case.prompts, [texts[i] for i in turned])
+    if furthest(moved, [together[i] for i in turned]) <= SAME_REWARD:
+        return f"{len(texts)} rows earn what they earn in any place of their group"
+    row = max(range(len(texts)), key=lambda i: abs(together[i] - alone[i]))
+    return Finding(
+        f"row {row} of {len(texts)}, {GROUP} a prompt, earns {together[row]:.3g} and alone {alone[row]:.3g}",
+        "rows that are scored with another prompt, or rewards in another order than the texts",
+        "score text i with prompt i // group_size, and return the rewards in the order of the texts.",
+    )
+
+
+def earned(case: Rehearsal, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[float]:
+    """The rewards of the texts; 0 where none applies."""
+    rewards: list[float] = case.own.source.reward.score(prompts, texts).rewards.nan_to_num().tolist()
+    return rewards
+
+
+def furthest(one: Sequence[float], other: Sequence[float]) -> float:
+    """The largest difference."""
+    return max(abs(a - b) for a, b in zip(one, other, strict=True))
+
+
+def evaluation(case: Rehearsal) -> str | Finding | Skipped:
     """The evaluation reads and scores a text as training does: gold answers, and ids that say nothing."""
     gold = {prompt.text: case.words.encode(answer) for prompt, answer in case.golds}
     room = case.subject.greedy.length_of
@@ -66,7 +131,9 @@ def evaluation(case: Rehearsal) -> str | Finding:
     scripts = [[*said[row][1], case.words.eot_id] for rows, _ in greedy.batches() for row in rows]
     greedy.policy = Reciter(case.policy, scripts)
     greedy(case.subject.step)
-    rewards = case.own.source.reward.score(prompts, texts).rewards.tolist()
+    rewards, again = (case.own.source.reward.score(prompts, texts).rewards.tolist() for _ in range(2))
+    if furthest(rewards, again) > SAME_REWARD:
+        return Skipped(NOISY)
     for text, reward, row in zip(texts, rewards, greedy.completions, strict=True):
         if row["completion"] != text or not abs(row["reward"] - reward) <= SAME_REWARD:
             seen = f"{text!r} is read as {row['completion']!r} and earns {row['reward']:.3g} in the evaluation, "

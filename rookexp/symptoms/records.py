@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 
 from rookexp.rehearsal import Finding, Rehearsal, Skipped
+from rookexp.returns import TokenRewards
 from rookexp.symptoms.answers import SAME_REWARD
+
+MIXED_UP = "rewards of other rows, a wrong sign, or a mean over something else than the group"
+
+
+def selection(case: Rehearsal) -> str | Finding:
+    """A step asks the same prompts when it is asked again, and every prompt's ids are those of its text."""
+    once, again = ([(p.text, p.ids) for p in case.task.select(case.subject.step)] for _ in range(2))
+    if once != again:
+        cause = "a task that draws from a state of its own, as an iterator or a generator does"
+        fix = "derive what a step asks from its number alone, so that a run that goes on asks the same."
+        return Finding("select(step) gives other prompts when it is asked again", cause, fix)
+    evaluated = case.subject.greedy.prompts[: case.size.golds]
+    for text, ids in [*once, *((prompt.text, prompt.ids) for prompt in evaluated)]:
+        if tuple(case.words.encode(text)) != ids:
+            seen = f"the ids of the prompt {text[:40]!r} are those of another text"
+            return Finding(seen, "a task that changes text or ids after encoding", "encode the text that is asked.")
+    return f"{len(once)} prompts of the step are the same again; their ids and {len(evaluated)} evaluated ones' fit"
 
 
 def prompt_prefix(case: Rehearsal) -> str | Finding:
-    """Every trained row begins with its prompt's ids, and they are those of its text, alone and before an answer."""
+    """Every trained row begins with its prompt's ids, and so do those of its text with a right answer behind it."""
     rows = case.recited.experience.tokens.tolist()
     for i, row in enumerate(rows):
         prompt = case.prompts[i // case.rows]
@@ -18,15 +38,12 @@ def prompt_prefix(case: Rehearsal) -> str | Finding:
             return Finding(seen, "a prompt cut, padded on the left or encoded again", "train on the prompt's own ids.")
     answers = {prompt.text: answer for prompt, answer in case.golds}
     for prompt in case.prompts:
-        if tuple(case.words.encode(prompt.text)) != prompt.ids:
-            seen = f"the ids of the prompt {prompt.text[:40]!r} are those of another text"
-            return Finding(seen, "a task that changes text or ids after encoding", "encode the text that is asked.")
         whole = case.words.encode(prompt.text + answers.get(prompt.text, ""))
         if tuple(whole[: len(prompt.ids)]) != prompt.ids:
             seen = f"the ids of prompt and gold answer do not begin with those of the prompt {prompt.text[:40]!r}"
             cause = "a token that spans the end of the prompt and the start of the answer"
             return Finding(seen, cause, "end the prompt where the tokenizer splits.")
-    return f"the prompt's ids begin each of {len(rows)} rows and are those of its text"
+    return f"the prompt's ids begin each of {len(rows)} rows and those of its text with an answer"
 
 
 def shared_prompt(case: Rehearsal) -> str | Finding:
@@ -110,10 +127,31 @@ def advantages(case: Rehearsal) -> str | Finding | Skipped:
             given, made = ([round(value, 3) for value in values.tolist()] for values in (rewards, found))
             return Finding(
                 f"the rewards {given} of group {group} become the advantages {made}",
-                "rewards of other rows, a wrong sign, or a mean over something else than the group",
+                MIXED_UP,
                 "compare each reward with those of its own prompt, in the order of the rows.",
             )
     return f"the best row of each of {seen} groups has the highest advantage" if seen else Skipped("no row is the best")
+
+
+def baseline(case: Rehearsal) -> str | Finding | Skipped:
+    """Of two groups, one paid 0.1 to 0.2 and one 0.8 to 0.9, each is compared within itself."""
+    if not case.own.baseline.needs_groups:
+        return Skipped("the baseline does not compare the rows of a group")
+    size = case.own.group_size
+    rewards = torch.cat([torch.linspace(low, low + 0.1, size) for low in (0.1, 0.8)])[:, None]
+    mask = torch.ones_like(rewards, dtype=torch.bool)
+    kinds = (case.prompts[0].task,) * 2
+    given = TokenRewards(rewards, mask, size, kinds, None, torch.zeros(len(rewards), dtype=torch.bool))
+    found = copy.deepcopy(case.own.baseline).cpu().advantages(given).advantages[:, 0].split(size)
+    for group, own in zip(rewards[:, 0].split(size), found, strict=True):
+        if own[-1] <= 0 or own[0] > 0 or own.argmax() != size - 1:
+            paid, made = ([round(value, 3) for value in values.tolist()] for values in (group, own))
+            return Finding(
+                f"beside another group the rewards {paid} become the advantages {made}",
+                MIXED_UP,
+                "compare each reward with those of its own prompt, in the order of the rows.",
+            )
+    return f"two groups of {size} known rewards are each compared within themselves"
 
 
 def _recited_rows(case: Rehearsal) -> tuple[list[list[int]], list[list[int]]]:

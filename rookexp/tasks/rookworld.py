@@ -25,6 +25,10 @@ from rookexp.errors import DataError
 from rookexp.tasks.passes import Passes
 from rookexp.types import Prompt
 
+PAWNS = {chess.PAWN: 1, chess.KNIGHT: 3, chess.BISHOP: 3, chess.ROOK: 5, chess.QUEEN: 9}
+CLEAR, FEW = 5, 8  # pawns, and positions that say something together
+LOOKED_AT = 1000  # rows
+
 
 @runtime_checkable
 class Encoder(Protocol):
@@ -61,6 +65,7 @@ class PolicyTask:
         self.build = P_PROMPTS[style]
         source = positions if isinstance(positions, str) else "the data"
         rows = list(load_annotations(Path(positions).expanduser()) if isinstance(positions, str) else positions)
+        self.doubts = doubts(rows[:LOOKED_AT], source)
         random.Random(f"{seed}/rows").shuffle(rows)
         strands = [rows]
         self.left_out = ""
@@ -88,8 +93,8 @@ class PolicyTask:
         return tuple(map(self._prompt, self.passes.rows()))
 
     def notes(self) -> list[str]:
-        """How many positions are never asked, so that the colours are balanced."""
-        return [self.left_out] if self.left_out else []
+        """How many positions are never asked, so that the colours are balanced; evaluations of the wrong side."""
+        return [note for note in (self.left_out, *self.doubts) if note]
 
     def gold(self, prompt: Prompt) -> str:
         """The completion of one of these prompts that earns the most: the engine's lines, best first, and its move.
@@ -113,6 +118,31 @@ class PolicyTask:
     def _prompt(self, row: Annotation) -> Prompt:
         text = self.build(row.fen)
         return Prompt(text=text, ids=tuple(self.tokenizer.encode(text)), answer=row, task="P")
+
+
+def doubts(rows: Sequence[Annotation], source: str) -> list[str]:
+    """A line for each colour whose best evaluations go against the pieces: they are meant for the side to move.
+
+    Asked of positions where the side to move is CLEAR pawns up or down; in those that ship the two always agree.
+    """
+    found = []
+    for colour, name in ((chess.WHITE, "White"), (chess.BLACK, "Black")):
+        asked = [(material(row), row.evals_cp[0]) for row in rows if row.moves and _turn(row) == colour]
+        agree = [(pawns > 0) == (best > 0) for pawns, best in asked if abs(pawns) >= CLEAR]
+        if len(agree) >= FEW and 4 * sum(agree) < len(agree):
+            found.append(
+                f"{source}: with {name} to move, and {CLEAR} pawns or more up or down, {len(agree) - sum(agree)} of "
+                f"{len(agree)} evaluations say the opposite; evals_cp is for the side to move, its best move first"
+            )
+    return found
+
+
+def material(row: Annotation) -> int:
+    """How many pawns the pieces of the side to move are worth more than the other's."""
+    board = _board(row)
+    sides = (sum(worth * len(board.pieces(kind, side)) for kind, worth in PAWNS.items()) for side in (True, False))
+    white, black = sides
+    return white - black if board.turn == chess.WHITE else black - white
 
 
 def load_annotations(path: Path) -> tuple[Annotation, ...]:
