@@ -92,7 +92,7 @@ def test_a_crashed_engine_is_an_error_and_closes(tmp_path: Path) -> None:
 def test_what_is_no_engine_does_not_start(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
     path = pretender(tmp_path, text)
     words = r"pretender did not start as a UCI engine \(timeout 0.5 s\): .*; name a UCI engine: engine_path=FILE, in "
-    with pytest.raises(EngineError, match=rf"{words}training reward\.engine\.path=FILE$"):
+    with pytest.raises(EngineError, match=rf"{words}training reward\.engine\.path=FILE \(of one task, "):
         Stockfish(path=path, nodes=7, depth=None, multipv=2, timeout_s=0.5)
     gc.collect()
     for thread in threading.enumerate():

@@ -485,7 +485,7 @@ def test_a_model_that_cannot_be_loaded_is_told_to_the_gui(root: Path, tmp_path: 
     assert done.returncode == 2
     lines = done.stdout.splitlines()
     assert lines[-2] == "uciok"
-    assert lines[-1].startswith("info string error: nowhere: no such folder")
+    assert lines[-1].startswith("info string error: model: nowhere: no such folder")
     assert done.stderr == lines[-1].removeprefix("info string ") + "\n"
     assert not list(tmp_path.iterdir()), "nothing is written where a GUI starts it"
 
