@@ -81,7 +81,7 @@ def write_tables(comparison: Comparison, folder: Path) -> None:
 
 def point_row(comparison: Comparison, point: Point) -> dict[str, Any]:
     """The point's settings, each figure's mean and interval, and its difference from the baseline."""
-    from rookexp.points import FIGURES
+    from rookexp.measures import FIGURES
     from rookexp.statistics import Difference
 
     row: dict[str, Any] = {"point": point.name, **point.settings}

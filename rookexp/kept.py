@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rookexp import check, checkpoint, points, runs
+from rookexp import check, checkpoint, measures, runs
 from rookexp.errors import ConfigError
 from rookexp.run_info import redacted
 from rookexp.sweep import job
 
 ASKED = (runs.SEED, "task", "eval.positions")
-# The evaluation sees nothing of these, but of a kind's sampling what is in `points.SCORED`.
+# The evaluation sees nothing of these, but of a kind's sampling what is in `measures.SCORED`.
 UNSEEN = ("task.sampling", "task.total_steps", "task.steps", "task.phases")
 ENGINES = tuple(f".engine.{name}" for name in ("path", "processes", "timeout_s", "retries", "cache"))  # change no value
 ASSETS = "/rookexp/assets/"  # wherever the package lies
@@ -57,7 +57,7 @@ def _trains(key: str, before: Mapping[str, Any]) -> bool:
 
 def _measures(key: str, before: Mapping[str, Any]) -> bool:
     """Whether a key decides what the evaluation asks and what that is worth."""
-    if _within(key, points.SCORED):
+    if _within(key, measures.SCORED):
         return not key.endswith(ENGINES)
     task, _, last = key.rpartition(".")
     if last == "prompts" and (before.get(f"{task}.order") != "fixed" or before.get("hardware.grow") == "batch"):

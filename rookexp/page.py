@@ -10,7 +10,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from rookexp import boards, chess_text, curves, points, wording
+from rookexp import boards, chess_text, curves, measures, wording
 from rookexp import page_tables as tables
 from rookexp.files import write_atomic
 from rookexp.points import Comparison, Point
@@ -106,9 +106,9 @@ def _answers(ranked: Sequence[Point], index: dict[str, int]) -> dict[str, Any]:
     prompts: list[str] = []
     columns: list[dict[str, Any]] = []
     for number, (point, run) in enumerate(chosen):
-        rows = {str(row["prompt"]): row for row in points.last_answers(run.folder)}
+        rows = {str(row["prompt"]): row for row in measures.last_answers(run.folder)}
         if number == 0 and rows:
-            before = {str(row["prompt"]): row for row in points.first_answers(run.folder)}
+            before = {str(row["prompt"]): row for row in measures.first_answers(run.folder)}
             columns.append({"label": f"{point.name}, before training", "rows": before, "run": run})
             prompts = list(rows)[:MAX_PROMPTS]
         elif not set(rows) & set(prompts):

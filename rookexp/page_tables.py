@@ -10,7 +10,8 @@ from typing import Any
 
 from rookexp import points, runs, wording
 from rookexp.console import duration
-from rookexp.points import FIGURES, Comparison, Point
+from rookexp.measures import FIGURES
+from rookexp.points import Comparison, Point
 from rookexp.statistics import Difference
 
 MAX_COLUMNS = 8  # settings that have a column each; more are one text

@@ -7,9 +7,9 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from rookexp import check, runs, statistics, track
+from rookexp import check, measures, runs, statistics
 from rookexp.errors import ConfigError, DataError
 from rookexp.runs import Run
 from rookexp.statistics import Difference, Interval
@@ -17,55 +17,6 @@ from rookexp.statistics import Difference, Interval
 SHOWN = 8  # names in a note
 TRIAL, SWEEP = "trial.json", "sweep.json"
 MAIN = "gain"  # the figure by which points are judged, unless a sweep has another objective
-# Name, what it is, which way is better (None: neither), keys of the config that define it, so that values under
-# different ones are no measurements of the same thing.
-SCORED = (
-    "reward",
-    "eval.max_new_tokens",
-    "eval._target_",
-    "task.sampling.P.max_new_tokens",
-    "task.sampling.A.max_new_tokens",
-)
-# What else has a say in the reward of samples.
-SAMPLED = ("grpo.temperature", "grpo.top_k", "grpo.top_p", "grpo.overlong_buffer", "task.sampling")
-FIGURES: dict[str, tuple[str, Literal["up", "down"] | None, tuple[str, ...]]] = {
-    "gain": ("last minus first greedy reward", "up", SCORED),
-    "reward": ("last greedy reward", "up", SCORED),
-    "best": ("highest greedy reward on the way", "up", (*SCORED, "eval.every")),
-    "slope": (
-        "reward per 100 steps, of the 20-value mean; greedy where each step has it, else sampled",
-        "up",
-        (*SCORED, "eval.every", *SAMPLED),
-    ),
-    "kl": (
-        "forward KL to the reference, nats a token, mean of the last 20 steps",
-        None,
-        ("model", "reference", "grpo.temperature", "task.sampling"),
-    ),
-    "entropy": (
-        "entropy of the policy, nats a token, mean of the last 20 steps",
-        None,
-        ("grpo.temperature", "task.sampling"),
-    ),
-    "kl_share": ("KL penalty beside the advantages, mean of the last 20 steps", None, ()),
-    "dead_groups": ("share of groups whose rewards are all equal, mean of the last 20 steps", "down", ()),
-    "grad_norm_max": ("largest gradient norm before clipping", None, ()),
-    "seconds": ("time of all steps, without evaluation", "down", ()),
-    "tokens_per_s": ("tokens learned from a second, median", "up", ()),
-}
-ON_PROMPTS = ("gain", "reward", "best", "slope")  # compared only where the evaluation asks the same prompts
-ANSWER = {"step", "prompt", "completion"}  # what a line of completions.jsonl has at least
-NOT_KNOWN = "the prompts of the evaluation are not known"
-OTHER_PROMPTS = "the evaluation asks other prompts"
-OTHER_ANSWERS = "the same prompts are judged by other right answers, as of other positions or task.legality"
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What a run's last evaluation asked."""
-
-    prompts: tuple[str, ...]  # sorted
-    answers: str | None  # a digest of the right answers; None in runs of before it was noted
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +27,7 @@ class Point:
     runs: tuple[Run, ...]  # one a seed, in the order of the seeds
     figures: tuple[dict[str, float], ...]  # of each run
     settings: dict[str, Any]  # dotted key -> value, of the keys that vary among the points
-    asked: dict[int, Asked]  # by seed, of the runs that have logged it
+    asked: dict[int, measures.Asked]  # by seed, of the runs that have logged it
 
     @property
     def finished(self) -> tuple[Run, ...]:
@@ -153,7 +104,7 @@ def compare(folders: Sequence[Path], *, baseline: str | None = None) -> Comparis
             runs=tuple(group),
             figures=tuple(runs.figures(run.rows) for run in group),
             settings={key: values[i] for key, values in varying.items()},
-            asked=asked(group),
+            asked=measures.asked(group),
         )
         for i, (name, group) in enumerate(zip(names, members, strict=True))
     )
@@ -190,34 +141,6 @@ def trial(run: Run) -> dict[str, Any]:
 def sweep(folder: Path) -> dict[str, Any]:
     """What a sweep has noted of itself; {} for a folder that is none."""
     return _json(folder / SWEEP)
-
-
-def last_answers(folder: Path) -> list[dict[str, Any]]:
-    """The greedy completions of a run's last evaluation, one a prompt, as logged."""
-    return _answers(folder, last=True)
-
-
-def first_answers(folder: Path) -> list[dict[str, Any]]:
-    """Those of its first one, before any update."""
-    return _answers(folder, last=False)
-
-
-def _answers(folder: Path, *, last: bool) -> list[dict[str, Any]]:
-    """Reads only as many lines of completions.jsonl as it needs, from its end or its start."""
-    path = folder / track.COMPLETIONS
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1] if path.is_file() else []
-    rows: list[dict[str, Any]] = []
-    for line in reversed(lines) if last else lines:
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue  # torn by a kill
-        if not isinstance(row, dict) or row.get("kind") != "greedy" or not row.keys() >= ANSWER:
-            continue
-        if rows and row["step"] != rows[0]["step"]:
-            break
-        rows.append(row)
-    return rows[::-1] if last else rows
 
 
 def _group(run: Run, follow: Collection[str]) -> str:
@@ -284,7 +207,7 @@ def _aimed_at(folders: Sequence[Path], main: str, notes: list[str]) -> tuple[str
     if not objectives:
         return main, False
     name, minimized = str(objectives[0]["name"]), objectives[0]["direction"] == "minimize"
-    if name in FIGURES:
+    if name in measures.FIGURES:
         return name, minimized
     notes.append(f"points are judged by {main} here; the sweep's objective is {name}, which is in its trials.csv")
     return main, False
@@ -293,49 +216,13 @@ def _aimed_at(folders: Sequence[Path], main: str, notes: list[str]) -> tuple[str
 def _beside(point: Point, base: Point, main: str, comparisons: int) -> dict[str, Difference | str]:
     """Each figure that both have; only the main one is corrected for the number of points."""
     found: dict[str, Difference | str] = {}
-    for figure in FIGURES:
+    for figure in measures.FIGURES:
         ours, theirs = point.by_seed(figure), base.by_seed(figure)
         if not ours or not theirs:
             continue
-        refused = unlike(figure, point.runs[0], base.runs[0], point.asked, base.asked)
+        refused = measures.unlike(figure, point.runs[0], base.runs[0], point.asked, base.asked)
         found[figure] = refused or statistics.compared(ours, theirs, comparisons=comparisons if figure == main else 1)
     return found
-
-
-def unlike(
-    figure: str, one: Run, other: Run, our_asked: Mapping[int, Asked], their_asked: Mapping[int, Asked]
-) -> str | None:
-    """Why the figure of two points, of each a run and what its evaluations asked, is not one measure; None: it is."""
-    ours, theirs = (runs.flat(run.config) for run in (one, other))
-    defining = FIGURES[figure][2]
-    if figure == "slope" and ours.get("eval.every") == theirs.get("eval.every") == 1:  # of greedy answers
-        defining = SCORED
-    for key in sorted((ours.keys() | theirs.keys()) - runs.following([ours, theirs])):
-        if ours.get(key) != theirs.get(key) and any(key == name or key.startswith(f"{name}.") for name in defining):
-            return f"not the same measure: {key} differs"
-    return asked_apart(our_asked, their_asked) if figure in ON_PROMPTS else None
-
-
-def asked_apart(ours: Mapping[int, Asked], theirs: Mapping[int, Asked]) -> str | None:
-    """In what the evaluations of two points differ, seed by seed where they have seeds in common; None: in nothing."""
-    if not ours or not theirs:
-        return NOT_KNOWN
-    common = ours.keys() & theirs.keys()
-    pairs = [(ours[seed], theirs[seed]) for seed in common] or list(itertools.product(ours.values(), theirs.values()))
-    if any(one.prompts != other.prompts for one, other in pairs):
-        return OTHER_PROMPTS
-    return OTHER_ANSWERS if any(len({one.answers, other.answers} - {None}) > 1 for one, other in pairs) else None
-
-
-def asked(group: Sequence[Run]) -> dict[int, Asked]:
-    """What each run of a point was asked, by seed; without those of which that is not known."""
-    found = {
-        run.seed or 0: Asked(
-            tuple(sorted(str(row["prompt"]) for row in last_answers(run.folder))), run.summary.get(track.ANSWERS)
-        )
-        for run in group
-    }
-    return {seed: one for seed, one in found.items() if one.prompts}
 
 
 def _notes(points: Sequence[Point], varying: Mapping[str, tuple[Any, ...]]) -> list[str]:
@@ -346,8 +233,8 @@ def _notes(points: Sequence[Point], varying: Mapping[str, tuple[Any, ...]]) -> l
             f"{', '.join(point.name for point in short[:SHOWN])}{', ...' if len(short) > SHOWN else ''}: some runs did "
             "not finish; figures and intervals are of those that did, which flatters a point that fails often"
         )
-    apart = {asked_apart(one.asked, other.asked) for one, other in itertools.pairwise(points)}
-    if {OTHER_PROMPTS, OTHER_ANSWERS} & apart or len({bool(point.asked) for point in points}) > 1:
+    apart = {measures.asked_apart(one.asked, other.asked) for one, other in itertools.pairwise(points)}
+    if {measures.OTHER_PROMPTS, measures.OTHER_ANSWERS} & apart or len({bool(point.asked) for point in points}) > 1:
         notes.append("not all evaluations ask the same; rewards are compared only where they do")
     if key := next((key for key in varying if key.split(".")[0] == "reward"), None):
         notes.append(f"{key} differs: rewards under it are not on one scale and are not compared")

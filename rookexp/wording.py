@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import get_args
 
-from rookexp import points, runs, statistics
+from rookexp import measures, points, runs, statistics
 from rookexp.console import duration
 from rookexp.points import Comparison, Point
 from rookexp.statistics import Difference, Interval
@@ -147,12 +147,12 @@ def _on_prompts(base: Point, other: Point) -> list[str]:
     if not (base.finished and other.finished):
         return []
     pair = other.finished[0], base.finished[0]
-    if points.asked_apart(*(points.asked([run]) for run in pair)):
+    if measures.asked_apart(*(measures.asked([run]) for run in pair)):
         return []
     ours, theirs = (
         {
             i: float(row["reward"])
-            for i, row in enumerate(sorted(points.last_answers(run.folder), key=_asked))
+            for i, row in enumerate(sorted(measures.last_answers(run.folder), key=_asked))
             if row["reward"] is not None  # a reward that does not apply
         }
         for run in pair
@@ -190,7 +190,7 @@ def _many(comparison: Comparison) -> list[str]:
         measured = [p for p in measured if p is base or isinstance(comparison.beside[p.name].get(figure), Difference)]
     else:  # nothing has set them side by side yet
         for one, other in itertools.pairwise(measured):
-            if reason := points.unlike(figure, one.runs[0], other.runs[0], one.asked, other.asked):
+            if reason := measures.unlike(figure, one.runs[0], other.runs[0], one.asked, other.asked):
                 apart = f"No best point is named: {base.name} has no {figure}, and {other.name} is not measured as "
                 return [*lines, f"{apart}{one.name} ({reason}).", *_failed(comparison.points)]
     first = min if comparison.minimized else max

@@ -27,7 +27,7 @@ FLOORS = {
     **dict.fromkeys(["rehearsal", "reciter", "symptoms", "checkup", "fitting", "probes"], 4),
     **dict.fromkeys(["model_card", "player", "uci_protocol"], 4),
     **dict.fromkeys(["wandb_tracker", "tensorboard_tracker", "trackio_tracker", "environment"], 4),
-    **dict.fromkeys(["points", "curves", "wording", "boards", "page", "page_tables"], 4),
+    **dict.fromkeys(["measures", "points", "curves", "wording", "boards", "page", "page_tables"], 4),
     **dict.fromkeys(["answers", "exam", "exam_page", "kinds"], 4),
     **dict.fromkeys(["composing", "mistakes", "door", "recipes", "resume", "labels", "nodes", "build"], 5),
     **dict.fromkeys(["kept", "session", "hub"], 5),

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from made_runs import ANSWERS, PROMPTS, make
 
-from rookexp import points, runs, statistics
+from rookexp import measures, points, runs, statistics
 from rookexp.errors import ConfigError, DataError
 
 COSTS = {"kl_share", "dead_groups", "grad_norm_max", "seconds", "tokens_per_s"}
@@ -133,13 +133,13 @@ def test_the_first_and_the_last_greedy_answers(tmp_path: Path) -> None:
     lines = path.read_text(encoding="utf-8").splitlines()
     later = [*lines[4:6], json.dumps({"step": 20, "kind": "greedy", "prompt": "p", "completion": ""})]
     path.write_text("\n".join([*lines[:4], json.dumps(middle), *later]) + '\n{"step": 20, "kind', encoding="utf-8")
-    first, last = points.first_answers(folder), points.last_answers(folder)
+    first, last = measures.first_answers(folder), measures.last_answers(folder)
     assert [(row["step"], row["prompt"], row["completion"]) for row in first] == [
         (0, prompt, answer) for prompt, answer in zip(PROMPTS, ANSWERS, strict=True)
     ]
     assert [(row["step"], row["prompt"]) for row in last] == [(20, PROMPTS[0]), (20, PROMPTS[1]), (20, "p")]
     path.unlink()
-    assert points.last_answers(folder) == points.first_answers(folder) == []
+    assert measures.last_answers(folder) == measures.first_answers(folder) == []
 
 
 def test_what_a_run_was_asked_is_known_by_seed(tmp_path: Path) -> None:
@@ -152,26 +152,26 @@ def test_what_a_run_was_asked_is_known_by_seed(tmp_path: Path) -> None:
     (silent / "completions.jsonl").unlink()
     known = tuple(sorted(PROMPTS))
     one, turned, other, silent = (runs.read(folder) for folder in (one, turned, other, silent))
-    assert points.asked([one, turned]) == {0: points.Asked(known, None), 1: points.Asked(known, None)}
-    assert points.asked([one, silent]).keys() == {0}, "one that was stopped before it was asked"
-    assert points.asked([other])[2].prompts == tuple(sorted((PROMPTS[0], "P: x")))
-    assert points.asked([silent]) == {}
+    assert measures.asked([one, turned]) == {0: measures.Asked(known, None), 1: measures.Asked(known, None)}
+    assert measures.asked([one, silent]).keys() == {0}, "one that was stopped before it was asked"
+    assert measures.asked([other])[2].prompts == tuple(sorted((PROMPTS[0], "P: x")))
+    assert measures.asked([silent]) == {}
 
 
 def test_evaluations_are_set_side_by_side_seed_by_seed() -> None:
     a, b, strict, legacy = (
-        points.Asked((prompt,), answers) for prompt, answers in (("a", None), ("b", None), ("a", "1"), ("a", "2"))
+        measures.Asked((prompt,), answers) for prompt, answers in (("a", None), ("b", None), ("a", "1"), ("a", "2"))
     )
-    apart = points.asked_apart
+    apart = measures.asked_apart
     assert apart({0: a, 1: b}, {0: a, 1: b}) is None, "prompts that the seed draws"
-    assert apart({0: a, 1: b}, {0: b, 1: a}) == points.OTHER_PROMPTS
+    assert apart({0: a, 1: b}, {0: b, 1: a}) == measures.OTHER_PROMPTS
     assert apart({0: a, 1: b}, {0: a}) is None
     assert apart({0: a}, {1: a}) is None
-    assert apart({0: a}, {1: b}) == points.OTHER_PROMPTS, "no seed in common, and not the same prompts"
-    assert apart({0: strict}, {0: legacy}) == points.OTHER_ANSWERS
+    assert apart({0: a}, {1: b}) == measures.OTHER_PROMPTS, "no seed in common, and not the same prompts"
+    assert apart({0: strict}, {0: legacy}) == measures.OTHER_ANSWERS
     assert apart({0: strict}, {0: strict}) is None
     assert apart({0: strict}, {0: a}) is None, "a run of before it was noted"
-    assert apart({}, {0: a}) == apart({0: a}, {}) == apart({}, {}) == points.NOT_KNOWN
+    assert apart({}, {0: a}) == apart({0: a}, {}) == apart({}, {}) == measures.NOT_KNOWN
 
 
 # ---- beside what ----------------------------------------------------------------------------------------------------
@@ -259,28 +259,28 @@ def test_a_figure_is_one_measure_only_under_equal_definitions(tmp_path: Path) ->
     base, twin, long, rewarded, richer = (
         runs.read(make(tmp_path / name, **({"reward.seed": 0} | changes))) for name, changes in made.items()
     )
-    known, others = {0: points.Asked(tuple(PROMPTS), None)}, {0: points.Asked(("other",), None)}
+    known, others = {0: measures.Asked(tuple(PROMPTS), None)}, {0: measures.Asked(("other",), None)}
     asked = known, known
-    assert points.unlike("reward", base, twin, *asked) is None, "reward.seed follows the seed"
-    assert points.unlike("best", base, twin, *asked) == "not the same measure: eval.every differs"
-    assert points.unlike("slope", base, twin, *asked) == "not the same measure: eval.every differs"
-    assert points.unlike("reward", base, long, *asked) == "not the same measure: eval.max_new_tokens differs"
-    assert points.unlike("reward", base, rewarded, *asked) is None, "another key that begins alike"
+    assert measures.unlike("reward", base, twin, *asked) is None, "reward.seed follows the seed"
+    assert measures.unlike("best", base, twin, *asked) == "not the same measure: eval.every differs"
+    assert measures.unlike("slope", base, twin, *asked) == "not the same measure: eval.every differs"
+    assert measures.unlike("reward", base, long, *asked) == "not the same measure: eval.max_new_tokens differs"
+    assert measures.unlike("reward", base, rewarded, *asked) is None, "another key that begins alike"
     for one, other in ((base, richer), (richer, base)):
-        assert points.unlike("reward", one, other, *asked) == "not the same measure: reward.bonus differs"
-    assert points.unlike("entropy", base, twin, {}, others) is None
-    assert points.unlike("gain", base, twin, {}, known) == points.NOT_KNOWN
-    assert points.unlike("gain", base, twin, others, known) == points.OTHER_PROMPTS
+        assert measures.unlike("reward", one, other, *asked) == "not the same measure: reward.bonus differs"
+    assert measures.unlike("entropy", base, twin, {}, others) is None
+    assert measures.unlike("gain", base, twin, {}, known) == measures.NOT_KNOWN
+    assert measures.unlike("gain", base, twin, others, known) == measures.OTHER_PROMPTS
 
 
 def test_the_slope_of_samples_depends_on_how_they_are_drawn(tmp_path: Path) -> None:
-    asked = {0: points.Asked(tuple(PROMPTS), None)}
+    asked = {0: measures.Asked(tuple(PROMPTS), None)}
     for every, said in ((5, "not the same measure: grpo.temperature differs"), (1, None)):
         cold, warm = (
             runs.read(make(tmp_path / f"{every}-{t}", **{"grpo.temperature": t, "eval.every": every})) for t in (0.5, 1)
         )
-        assert points.unlike("slope", cold, warm, asked, asked) == said
-        assert points.unlike("gain", cold, warm, asked, asked) is None
+        assert measures.unlike("slope", cold, warm, asked, asked) == said
+        assert measures.unlike("gain", cold, warm, asked, asked) is None
 
 
 def test_what_a_reader_has_to_know_first(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from made_runs import config, make, rows
 
-from rookexp import points, runs, verdict
+from rookexp import measures, runs, verdict
 from rookexp.errors import DataError
 
 
@@ -64,10 +64,10 @@ def test_damage_is_named(harm: tuple[str, bytes], tmp_path: Path) -> None:
 
 def test_odd_lines_among_the_completions_are_passed_over(tmp_path: Path) -> None:
     path = make(tmp_path / "run") / "completions.jsonl"
-    known = points.last_answers(tmp_path / "run")
+    known = measures.last_answers(tmp_path / "run")
     odd = b'[1]\n{"kind": "greedy", "step": 20}\n{"kind": "sampled", "prompt": "\xff"}\n\xff\n'
     path.write_bytes(path.read_bytes() + odd)
-    assert points.last_answers(tmp_path / "run") == known
+    assert measures.last_answers(tmp_path / "run") == known
 
 
 def test_runs_are_found_at_any_depth_in_natural_order(tmp_path: Path) -> None:

@@ -267,8 +267,8 @@ def test_only_a_reward_is_refused_for_the_reward(
     objective: str, figure: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr(results.points, "unlike", lambda *given: seen.append(given) or "no")
-    asked = {0: results.points.Asked(("p",), None)}
+    monkeypatch.setattr(results.measures, "unlike", lambda *given: seen.append(given) or "no")
+    asked = {0: results.measures.Asked(("p",), None)}
     one: Any = ("run", asked)
     other: Any = ("other", asked)
     assert results.unlike(plan(objective=objective), one, other) == ("no" if figure else None)
@@ -276,7 +276,7 @@ def test_only_a_reward_is_refused_for_the_reward(
     for pair in ((None, other), (one, None)):
         assert results.unlike(plan(objective=objective), *pair) is None
     assert len(seen) == bool(figure)
-    monkeypatch.setattr(results.points, "unlike", lambda *given: results.points.NOT_KNOWN)
+    monkeypatch.setattr(results.measures, "unlike", lambda *given: results.measures.NOT_KNOWN)
     assert results.unlike(plan(objective=objective), one, other) is None, "what was not logged refuses nothing"
 
 

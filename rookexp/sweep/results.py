@@ -17,7 +17,7 @@ import yaml
 from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import FrozenTrial, TrialState
 
-from rookexp import check, compare, points, runs, statistics, wording
+from rookexp import check, compare, measures, runs, statistics, wording
 from rookexp.console import reader
 from rookexp.errors import DataError
 from rookexp.files import write_atomic
@@ -36,7 +36,7 @@ TABLE, BEST, PAGE = "trials.csv", "optimization_results.yaml", "sweep.html"
 FIRST = ("gain", "reward", "best", "kl", "entropy", "kl_share", "seconds")  # columns, where they were logged
 WORDS = {TrialState.COMPLETE: "done", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
 Figures = Mapping[str, Mapping[str, float]]  # seed -> figure -> value
-Measured = tuple[Run, dict[int, points.Asked]]
+Measured = tuple[Run, dict[int, measures.Asked]]
 
 
 def spread(plan: Plan, known: Figures, name: str) -> Interval:
@@ -194,17 +194,17 @@ def measured(plan: Plan, trial: FrozenTrial) -> Measured | None:
         found = [runs.read(plan.job_folder(number)) for number in plan.jobs(trial.number)]
     except DataError:
         return None
-    return found[0], points.asked(found)
+    return found[0], measures.asked(found)
 
 
 def unlike(plan: Plan, one: Measured | None, other: Measured | None) -> str | None:
     """Why the first objective is not the same measure in two points, as under two rewards; None where it is."""
     name = next(iter(plan.settings.objectives))
-    figure = name if name in points.FIGURES else "reward" if name.startswith("eval/") else None
+    figure = name if name in measures.FIGURES else "reward" if name.startswith("eval/") else None
     if figure is None or one is None or other is None:
         return None
-    reason = points.unlike(figure, one[0], other[0], one[1], other[1])
-    return None if reason == points.NOT_KNOWN else reason
+    reason = measures.unlike(figure, one[0], other[0], one[1], other[1])
+    return None if reason == measures.NOT_KNOWN else reason
 
 
 def table(plan: Plan, trials: Sequence[FrozenTrial]) -> Table:
