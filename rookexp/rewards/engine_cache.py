@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -58,13 +59,25 @@ class EngineCache:
                 self.path or ":memory:", timeout=wait_s, isolation_level=None, check_same_thread=False
             )
             try:
-                self._file.execute("PRAGMA journal_mode = WAL")  # readers do not wait for a writer
+                self._share()
                 self._file.execute("PRAGMA synchronous = NORMAL")  # a power cut may cost the last rows
                 self._file.execute(CREATE)
                 self._file.execute(GET, ("", "", 0, "", "")).fetchall()  # refuses another table of that name
             except sqlite3.Error:
                 self._file.close()
                 raise
+
+    def _share(self) -> None:
+        """Has readers not wait for a writer. Of two processes that ask so of a new file SQLite refuses one at once."""
+        until = time.monotonic() + self.wait_s
+        while True:
+            try:
+                self._file.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or time.monotonic() > until:
+                    raise
+            time.sleep(0.01)
 
     def get(self, key: Key) -> list[Line] | None:
         """The lines of a key, None where it is new."""
