@@ -282,9 +282,8 @@ def climb(
     The trainer's weights, optimizer and rates are afterwards what they were, bit by bit.
     """
     with unchanged(trainer):
-        if (
-            getattr(trainer.policy, "replays", None) is not None
-        ):  # the cache that its recordings share is there while weights are updated
+        # The cache that recorded steps share is there while weights are updated.
+        if getattr(trainer.policy, "replays", None) is not None:
             for each in decodings:
                 decoded(trainer, each, memory, autocast)
         rungs = ascend(trainer, case, memory)

@@ -64,7 +64,9 @@ def make(node: Config, path: str = "", /, **objects: Any) -> Any:
     Raises: ConfigError or DataError for what the target refuses; `path` is the node's own, where it is known.
     """
     target = check.locate(node["_target_"], "_target_")
-    values = {key: inside(value, objects, f"{path}.{key}") for key, value in node.items() if key not in check.META_KEYS}
+    values = {
+        key: inside(value, objects, check.join(path, key)) for key, value in node.items() if key not in check.META_KEYS
+    }
     named = {n: p for n, p in inspect.signature(target).parameters.items() if p.kind in check.NAMED}
     values = {name: value for name, value in objects.items() if name in named} | values
     call = functools.partial(target, **values)
@@ -74,7 +76,7 @@ def make(node: Config, path: str = "", /, **objects: Any) -> Any:
     try:
         return call()
     except PartError as error:
-        raise ConfigError(f"{path}.{error}".lstrip(".")) from error
+        raise ConfigError(check.join(path, str(error))) from error
     except DataError as error:
         raise DataError(f"{path}: {error}" if path else str(error)) from error
 
@@ -84,7 +86,7 @@ def inside(value: Any, objects: Config, path: str) -> Any:
     if isinstance(value, Mapping) and "_target_" in value:
         return make(value, path, **objects)
     if isinstance(value, Mapping):
-        return {key: inside(inner, objects, f"{path}.{key}") for key, inner in value.items()}
+        return {key: inside(inner, objects, check.join(path, key)) for key, inner in value.items()}
     return [inside(item, objects, path) for item in value] if isinstance(value, list) else value
 
 
