@@ -5,7 +5,6 @@ from __future__ import annotations
 from math import isqrt
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -55,11 +54,16 @@ def inverse_cdf(weights: Float[Tensor, "n v"], uniforms: Float[Tensor, " n"]) ->
 
     Finds a block of about sqrt(V) tokens first and the token inside it second: V cumulative sums are slower.
     """
-    n, vocab = weights.shape
+    vocab = weights.shape[1]
     side = isqrt(vocab - 1) + 1
-    blocks = F.pad(weights, (0, side * side - vocab)).view(n, side, side)
-    block, inside = _exceeds(blocks.sum(-1), uniforms)
-    token, _ = _exceeds(blocks[torch.arange(n, device=block.device), block], inside)
+    full = vocab // side * side  # tokens of full blocks
+    sums = weights[:, :full].unflatten(1, (-1, side)).sum(-1)
+    if full < vocab:
+        sums = torch.cat((sums, weights[:, full:].sum(-1, keepdim=True)), 1)
+    block, inside = _exceeds(sums, uniforms)
+    places = block[:, None] * side + torch.arange(side, device=block.device)
+    rest = weights.gather(1, places.clamp(max=vocab - 1)).masked_fill_(places >= vocab, 0)
+    token, _ = _exceeds(rest, inside)
     return block * side + token
 
 

@@ -160,10 +160,10 @@ def test_one_prefill_serves_a_group_whose_rows_go_their_own_ways():
         _, cache = model.prefill(tokens, LENGTHS, 2, 3)
         for step in range(3):
             if step == 2:  # of the first prompt its second row stays, of the third its first; the others go
-                before = cache.keys.data_ptr(), cache.values.data_ptr()
+                before = cache.own.data_ptr()
                 cache.keep(torch.tensor([1, 4]))
-                assert (cache.keys.data_ptr(), cache.values.data_ptr()) == before, "beside it there may be no room"
-                assert cache.keys.shape[1] == cache.values.shape[1] == 2
+                assert cache.own.data_ptr() == before, "beside it there may be no room"
+                assert cache.own.shape[2:5] == (2, config.n_head, 1)
                 texts, fresh = [texts[1], texts[4]], fresh[:, [1, 4]]
             found = model.decode(fresh[step], cache)
             texts = [torch.cat([text, token[None]]) for text, token in zip(texts, fresh[step], strict=True)]

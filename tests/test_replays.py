@@ -152,11 +152,11 @@ def test_recordings_serve_other_prompts_seeds_and_weights() -> None:
         nudged(model)
         if step == 0:
             (batch,) = twin.replays.batches.values()
-            kept, address = dict(batch.replays), batch.cache.keys.data_ptr()
+            kept, address = dict(batch.replays), batch.cache.own.data_ptr()
     assert list(twin.replays.batches.values()) == [batch]
     assert set(kept) == {8, 16, 24}
     assert batch.replays == kept, "recorded once"
-    assert batch.cache.keys.data_ptr() == address
+    assert batch.cache.own.data_ptr() == address
 
 
 def test_other_shapes_and_ways_have_recordings_of_their_own_and_share_the_memory(
@@ -173,7 +173,7 @@ def test_other_shapes_and_ways_have_recordings_of_their_own_and_share_the_memory
         counts.append(len(twin.replays.batches))
         memory = twin.replays.memory
         assert memory is not None
-        storages = {batch.cache.keys.untyped_storage().data_ptr() for batch in twin.replays.batches.values()}
+        storages = {batch.cache.own.untyped_storage().data_ptr() for batch in twin.replays.batches.values()}
         assert storages == {memory.untyped_storage().data_ptr()}
     assert counts == [1, 2, 3, 3, 1, 2], "a larger batch than any before needs more memory, elsewhere"
     equal(greedy(twin, prompts, 12, EOT), greedy(model, prompts, 12, EOT))

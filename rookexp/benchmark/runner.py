@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -107,17 +108,24 @@ class Runner:
         )
 
     def decode(self, size: str, model: Path, lengths: Sequence[int]) -> None:
-        """Decoding alone, in fp32 and, where that is faster here, in bf16."""
+        """Decoding alone, in fp32 and, where that is faster here, in bf16, all in turns."""
         new_tokens, folder, rows = self.config["grpo"]["max_new_tokens"], model.parent.name, []
-        for precision in dict.fromkeys(("fp32", self.machine.precision)):
-            told = {"workload": str(model), "config": self.config, "precision": precision, "new_tokens": new_tokens}
-            theirs = self.side("generate", "transformers.generate", f"{folder}/generate-{precision}", **told)
-            with theirs, self.side("sample", "rookexp", f"{folder}/rookexp-{precision}", **told) as ours:
-                for batch in self.asked.batches:
-                    prompts, group = shape(batch)
-                    self.tell(f"  {batch} rows, {precision}")
-                    (_, theirs_s), (_, ours_s) = self.take_turns([theirs, ours], prompts=prompts, group=group)
-                    rows.append((batch, precision, theirs_s, ours_s))
+        precisions = list(dict.fromkeys(("fp32", self.machine.precision)))
+        with ExitStack() as stack:
+            sides = []
+            for precision in precisions:
+                told = {"workload": str(model), "config": self.config, "precision": precision, "new_tokens": new_tokens}
+                sides += [
+                    self.side("generate", "transformers.generate", f"{folder}/generate-{precision}", **told),
+                    self.side("sample", "rookexp", f"{folder}/rookexp-{precision}", **told),
+                ]
+            for side in sides:
+                stack.enter_context(side)
+            for batch in self.asked.batches:
+                prompts, group = shape(batch)
+                self.tell(f"  {batch} rows")
+                turns = [figures for _, figures in self.take_turns(sides, prompts=prompts, group=group)]
+                rows += list(zip([batch] * len(precisions), precisions, turns[::2], turns[1::2], strict=True))
         names = ("rows", "dtype", "generate", "rookexp")
         self.keep("decode", size, [dict(zip(names, row, strict=True)) for row in rows])
         config = workload.config_of(size)

@@ -110,14 +110,16 @@ def decode_table(
     new_tokens: int,
 ) -> str:
     """A row a batch and dtype: tokens a second of both, and their shares of the roofline."""
-    head = ["rows", "dtype", "generate tokens/s", "rookexp tokens/s", "ratio", "floor tokens/s"]
+    head = ["rows", "dtype", "generate tokens/s", "rookexp tokens/s", "ratio", "to generate in fp32", "floor tokens/s"]
     head += ["generate's share", "rookexp's share"]
+    exact = {batch: rate(theirs) for batch, precision, theirs, _ in batches if precision == "fp32"}
     rows = []
     for batch, precision, theirs, ours in batches:
         rates = [rate(theirs), rate(ours)]
         floor_s = decode_floor_s(config, machine, rows=batch, tokens=new_tokens, precision=precision)
         most = batch * new_tokens / floor_s
         cells = [str(batch), precision, *(f"{found:.0f}" for found in rates), f"{rates[1] / rates[0]:.2f}x"]
+        cells.append(f"{rates[1] / exact[batch]:.2f}x")
         rows.append([*cells, f"{most:.0f}", *(f"{found / most:.0%}" for found in rates)])
     return table(head, rows)
 

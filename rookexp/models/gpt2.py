@@ -204,7 +204,7 @@ class GPT2(nn.Module):
         positions = cache.positions.clamp(max=self.config.n_positions - 1)
         x = (self.wte(tokens) + self.wpe(positions))[:, None]
         for layer, block in enumerate(self.blocks):
-            x = block.finish(x, joined(cache.attend(layer, *block.qkv(x))))
+            x = block.finish(x, cache.attend(layer, block.c_attn(block.ln_1(x))))
         cache.step()
         return self.ln_f(x[:, 0])
 
@@ -212,8 +212,8 @@ class GPT2(nn.Module):
         """The hidden states after M more tokens a row, of which `cache.advance` then says how many stay."""
         ahead = torch.arange(tokens.shape[1], device=tokens.device)
         columns = cache.positions[:, None] + ahead  # (N, M)
-        slots = columns - cache.lengths[cache.owner, None]
+        places = columns - cache.lengths[cache.owner, None]
         x = self.wte(tokens) + self.wpe(columns.clamp(max=self.config.n_positions - 1))
         for layer, block in enumerate(self.blocks):
-            x = block.finish(x, joined(cache.attend_ahead(layer, *block.qkv(x), slots)))
+            x = block.finish(x, cache.attend_ahead(layer, block.c_attn(block.ln_1(x)), places))
         return self.ln_f(x)

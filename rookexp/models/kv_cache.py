@@ -1,4 +1,4 @@
-"""What a transformer remembers while it decodes, and how a new token attends to it."""
+"""What a transformer remembers while it decodes, and how new tokens attend to it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from torch import Tensor
 class KVCache:
     """Keys and values of P prompts, held once each, and of the tokens that N rows, a group a prompt, have added since.
 
-    Rows that add their tokens in step, as `decode` has them, leave no gaps: no mask, no scattered writes. After
-    `decode_ahead` each row has its own count of tokens. Kept and attended in fp32: scores rounded to bf16 part the
-    sampler from the training forward.
+    While all groups are whole their rows lie side by side under each head, so that a product with a prompt's keys
+    serves its group as it lies; once rows were dropped they lie one by one. Rows that add their tokens in step, as
+    `decode` has them, leave no gaps: no mask, no scattered writes. After `decode_ahead` each row has its own count of
+    tokens. Kept and attended in fp32: scores rounded to bf16 part the sampler from the training forward.
     """
 
     def __init__(
@@ -28,9 +29,10 @@ class KVCache:
         self.prompt_values = prompt_values
         self.lengths = lengths  # (P,) tokens of each prompt
         padding = torch.arange(size, device=lengths.device) >= lengths[:, None]
-        self.bias = prompt_keys.new_zeros(prompts, 1, 1, size).masked_fill_(padding[:, None, None], -torch.inf)
-        self.keys = prompt_keys.new_empty(layers, prompts * group_size, heads, capacity, width)
-        self.values = torch.empty_like(self.keys)
+        bias = prompt_keys.new_zeros(prompts, size).masked_fill_(padding, -torch.inf)
+        self.bias = bias[:, None, None].repeat(1, heads, 1, 1)  # (P, H, 1, S)
+        # Keys and values of added tokens, (L, 2, P, H, G, capacity, D/H), and with rows dropped (L, 2, N, H, 1, ...).
+        self.own = prompt_keys.new_empty(layers, 2, prompts, heads, group_size, capacity, width)
         self.added = 0  # tokens that the row with the most of them has added
         self.counts: Tensor | None = None  # (N,) tokens that each row has added; None = `added`, all of them
         self._assign(torch.arange(prompts, device=lengths.device).repeat_interleave(group_size))
@@ -42,10 +44,13 @@ class KVCache:
 
     def keep(self, rows: Int[Tensor, " n"]) -> None:
         """Drops all rows but these, given in ascending order, and the prompts that no row continues."""
-
-        for layer in (*self.keys, *self.values):  # in place: beside a full cache there may be no room for another
-            layer[: len(rows), :, : self.added] = layer[rows, :, : self.added]
-        self.keys, self.values = self.keys[:, : len(rows)], self.values[:, : len(rows)]
+        layers, _, _, heads, group_size, capacity, width = self.own.shape
+        places = rows // group_size, slice(None), rows % group_size, slice(self.added)
+        shape = len(rows), heads, 1, capacity, width
+        own = self.own.view(layers, 2, -1)[..., : torch.Size(shape).numel()].view(layers, 2, *shape)
+        for old, new in zip(self.own.flatten(0, 1), own.flatten(0, 1), strict=True):
+            new[:, :, 0, : self.added] = old[places]  # in place: beside a full cache there may be no room for another
+        self.own = own
         self.counts = None if self.counts is None else self.counts[rows]
         prompts, owner = self.owner[rows].unique(return_inverse=True)
         self.prompt_keys, self.prompt_values = self.prompt_keys[:, prompts], self.prompt_values[:, prompts]
@@ -54,8 +59,8 @@ class KVCache:
 
     def advance(self, taken: Int[Tensor, " n"]) -> None:
         """Of the tokens of the last `decode_ahead`, each row's first `taken` stay."""
-        if self.counts is None:  # from now on rows have slots that they have not filled: weight 0, but 0 * NaN is NaN
-            self.values[:, :, :, self.added :] = self.values[:, :, :, self.added :].nan_to_num()
+        if self.counts is None:  # from now on rows have places that they have not filled: weight 0, but 0 * NaN is NaN
+            self.own[..., self.added :, :].nan_to_num_()
         self.counts = taken if self.counts is None else self.counts + taken
         self.added = int(self.counts.max())
 
@@ -63,35 +68,46 @@ class KVCache:
         """The tokens just attended to are in."""
         self.added += 1
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "n h 1 w"]:
-        """The heads' values of one more token a row from its (N, H, 1, D/H) query, key and value; caches the latter."""
-        self.keys[layer, :, :, self.added] = k[:, :, 0]
-        self.values[layer, :, :, self.added] = v[:, :, 0]
-        return self._attended(layer, q, self.added + 1, None)
+    def attend(self, layer: int, qkv: Float[Tensor, "n 1 k"]) -> Float[Tensor, "n 1 d"]:
+        """The heads' values, joined, of one more token a row from its query, key and value; caches the latter two."""
+        new = self._heads(qkv)
+        self.own[layer, ..., self.added, :] = new[1:, ..., 0, :]
+        return self._attended(layer, new[0], self.added + 1, None, qkv.dtype)
 
-    def attend_ahead(self, layer: int, q: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> Float[Tensor, "n h m w"]:
-        """`attend` for M tokens a row, which go to the cache's `slots` (N, M) and see the slots up to their own."""
-        rows = torch.arange(len(q), device=q.device)[:, None]
-        self.keys[layer, rows, :, slots] = k.transpose(1, 2).to(self.keys.dtype)
-        self.values[layer, rows, :, slots] = v.transpose(1, 2).to(self.values.dtype)
-        size = self.added + slots.shape[1]
-        later = torch.arange(size, device=q.device) > slots[:, None, :, None]  # (N, 1, M, A)
-        return self._attended(layer, q, size, later)
+    def attend_ahead(self, layer: int, qkv: Float[Tensor, "n m k"], places: Int[Tensor, "n m"]) -> Tensor:
+        """`attend` for M tokens a row, which go to the cache's `places` (N, M) and see those up to their own."""
+        new = self._heads(qkv)
+        at = places.view(new.shape[1], 1, new.shape[3], -1, 1)
+        self.own[layer].scatter_(4, at.expand_as(new[1:]), new[1:])
+        size = self.added + places.shape[1]
+        return self._attended(layer, new[0], size, torch.arange(size, device=at.device) > at, qkv.dtype)
 
-    def _attended(self, layer: int, q: Tensor, size: int, hidden: Tensor | None) -> Float[Tensor, "n h m w"]:
-        """The heads' values from the prompts and the first `size` added slots, less those that are `hidden`."""
-        keys, values = (x[layer, :, :, :size] for x in (self.keys, self.values))  # (N, H, A, D/H)
-        query = q.float() * q.shape[-1] ** -0.5
-        m = q.shape[2]
+    def _heads(self, qkv: Float[Tensor, "n m k"]) -> Float[Tensor, "3 p h g m w"]:
+        """Queries, divided by the root of their width, keys and values, as `own` has its rows."""
+        _, _, p, h, g, _, w = self.own.shape
+        apart = qkv.view(p, g, -1, 3, h, w).permute(3, 0, 4, 1, 2, 5)
+        new = torch.empty(apart.shape, dtype=self.own.dtype, device=qkv.device).copy_(apart)
+        new[0] *= w**-0.5
+        return new
+
+    def _attended(
+        self, layer: int, q: Float[Tensor, "p h g m w"], size: int, hidden: Tensor | None, dtype: torch.dtype
+    ) -> Float[Tensor, "n m d"]:
+        """The heads' values, joined, from the prompts and the first `size` added tokens, less those `hidden`."""
+        p, h, g, m, w = q.shape
+        prompt_keys, prompt_values = (x[layer].flatten(0, 1) for x in (self.prompt_keys, self.prompt_values))
+        keys, values = self.own[layer, ..., :size, :].flatten(1, 3)  # (N H, A, W)
         with torch.autocast(q.device.type, enabled=False):
-            on_prompt = self._apart(self._together(query) @ self.prompt_keys[layer].transpose(2, 3) + self.bias, m)
-            on_added = query @ keys.transpose(2, 3)
+            on_prompt = torch.baddbmm(self.bias.flatten(0, 1), self._together(q), prompt_keys.mT)
+            on_added = torch.bmm(q.view(-1, m, w), keys.mT).view(p, h, g, m, size)
             if hidden is not None:
                 on_added = on_added.masked_fill_(hidden, -torch.inf)
-            weights = torch.cat((on_prompt, on_added), -1).softmax(-1)  # (N, H, M, S + A)
-            on_prompt, on_added = weights.split((on_prompt.shape[3], size), -1)
-            out = self._apart(self._together(on_prompt) @ self.prompt_values[layer], m) + on_added @ values
-        return out.to(q.dtype)
+            weights = torch.cat((self._apart(on_prompt, q), on_added), -1).softmax(-1)  # (P, H, G, M, S + A)
+            on_prompt, on_added = weights.split((on_prompt.shape[2], size), -1)
+            out = self._apart(torch.bmm(self._together(on_prompt), prompt_values), q).view(-1, m, w)
+            out = out.baddbmm_(on_added.view(-1, m, size), values).view(q.shape)
+        joined = torch.empty(p, g, m, h, w, dtype=dtype, device=q.device).copy_(out.permute(0, 2, 3, 1, 4))
+        return joined.view(p * g, m, h * w)
 
     def _assign(self, owner: Int[Tensor, " n"]) -> None:
         """Row n continues prompt owner[n]; rows are sorted by prompt."""
@@ -101,14 +117,15 @@ class KVCache:
         self.place = torch.arange(len(owner), device=owner.device) - first[owner]  # (N,) of a row in its group
         places = torch.arange(int(counts.max()), device=owner.device)
         self.members = (first[:, None] + places).clamp(max=len(owner) - 1)  # (P, G); a short group ends in strangers
-        self.whole = self.members.numel() == len(owner)  # no group is short
+        self.whole = self.own.shape[2] == len(counts)  # rows lie as the products with prompts take them
 
-    def _together(self, x: Float[Tensor, "n h m k"]) -> Float[Tensor, "p h gm k"]:
+    def _together(self, x: Float[Tensor, "p h g m k"]) -> Float[Tensor, "ph gm k"]:
         """The rows side by side under their prompts, so that one product serves a whole group."""
-        groups = x.view(*self.members.shape, *x.shape[1:]) if self.whole else x[self.members]
-        return groups.transpose(1, 2).flatten(2, 3)
+        groups = x if self.whole else x[self.members, :, 0].transpose(1, 2)
+        return groups.reshape(-1, groups.shape[2] * x.shape[3], x.shape[4])
 
-    def _apart(self, x: Float[Tensor, "p h gm k"], m: int) -> Float[Tensor, "n h m k"]:
-        """The rows of `m` tokens one by one again."""
-        groups = x.view(*x.shape[:2], -1, m, x.shape[3])
-        return groups.transpose(1, 2).flatten(0, 1) if self.whole else groups[self.owner, :, self.place]
+    def _apart(self, x: Float[Tensor, "ph gm k"], like: Float[Tensor, "p h g m w"]) -> Float[Tensor, "p h g m k"]:
+        """The rows again as `like` has them."""
+        _, h, _, m, _ = like.shape
+        groups = x.view(len(self.members), h, -1, m, x.shape[2])
+        return groups if self.whole else groups[self.owner, :, self.place, None]

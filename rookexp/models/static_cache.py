@@ -18,13 +18,12 @@ class StaticCache(KVCache):
     def __init__(self, like: KVCache, size: int, group_size: int, capacity: int, memory: Float[Tensor, " m"]) -> None:
         """Room for prompts such as `like` holds, of up to `size` tokens, in the first `floats` numbers of `memory`."""
         layers, prompts, heads, _, width = like.prompt_keys.shape
-        shapes = [(layers, prompts, heads, size, width), (layers, prompts * group_size, heads, capacity, width)]
-        ends = torch.tensor([0] + [torch.Size(shape).numel() for shape in shapes for _ in range(2)]).cumsum(0).tolist()
-        prompt_keys, prompt_values, keys, values = (
-            memory[ends[i] : ends[i + 1]].view(shapes[i // 2]) for i in range(4)
-        )
-        super().__init__(prompt_keys, prompt_values, torch.zeros_like(like.lengths), group_size, 0)
-        self.keys, self.values = keys, values
+        shape = layers, prompts, heads, size, width
+        each = torch.Size(shape).numel()
+        keys, values = memory[: 2 * each].view(2, *shape)
+        super().__init__(keys, values, torch.zeros_like(like.lengths), group_size, 0)
+        own = memory[2 * each : self.floats(like, size, group_size, capacity)]
+        self.own = own.view(layers, 2, prompts, heads, group_size, capacity, width)
         self.slots = torch.arange(capacity, device=memory.device)
         self.hidden = self.slots > 0  # the slots after that of the next token
         self.written = torch.zeros(1, dtype=torch.long, device=memory.device)  # tokens that every row has added
@@ -50,16 +49,15 @@ class StaticCache(KVCache):
         for own, new in ((self.prompt_keys, cache.prompt_keys), (self.prompt_values, cache.prompt_values)):
             own[..., :size, :] = new
             own[..., size:, :].zero_()  # what an earlier batch left has weight 0, but 0 * NaN is NaN
-        self.keys.zero_()
-        self.values.zero_()
+        self.own.zero_()
         self.written.zero_()
         self.hidden.copy_(self.slots > 0)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "n h 1 w"]:
-        """The heads' values of one more token a row from its (N, H, 1, D/H) query, key and value; caches the latter."""
-        self.keys[layer].index_copy_(2, self.written, k.float())
-        self.values[layer].index_copy_(2, self.written, v.float())
-        return self._attended(layer, q, self.window, self.hidden[: self.window])
+    def attend(self, layer: int, qkv: Float[Tensor, "n 1 k"]) -> Float[Tensor, "n 1 d"]:
+        """The heads' values, joined, of one more token a row from its query, key and value; caches the latter two."""
+        new = self._heads(qkv)
+        self.own[layer].index_copy_(4, self.written, new[1:])
+        return self._attended(layer, new[0], self.window, self.hidden[: self.window], qkv.dtype)
 
     def step(self) -> None:
         """The tokens just attended to are in."""
