@@ -279,6 +279,7 @@ def build_pretraining(config: Config, run_folder: Path) -> session.Training:
         head_chunk=hardware.head_chunk,
         device=hardware.device,
     )
+    rows = min(run.batch_documents, hardware.micro_batch)  # in memory at a time
     return session.assemble(
         run,
         run_folder,
@@ -288,7 +289,7 @@ def build_pretraining(config: Config, run_folder: Path) -> session.Training:
         optim=make(config["optim"]),
         hardware=hardware,
         tracker=build_tracker(config, run_folder, start, run.steps),
-        evaluate=lambda step: {"eval/loss": objective.validation_loss(validation, run.batch_documents)},
+        evaluate=lambda step: {"eval/loss": objective.validation_loss(validation, rows)},
         eval_every=run.eval_every,
         diagnose_every=None,
         heads={},

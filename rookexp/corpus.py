@@ -16,6 +16,7 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from rookexp import a_documents, annotate, documents
 from rookexp.errors import DataError, EngineError
+from rookexp.files import write_atomic
 from rookexp.rewards.engine import Stockfish
 from rookexp.shares import shares_of
 
@@ -152,7 +153,7 @@ class Corpus:
                         f"{path}: its shards were made with {key}={known[key]}, not {value}; "
                         "choose another folder or delete this one"
                     )
-            path.write_text(json.dumps(known | dict(settings), indent=2) + "\n", encoding="utf-8")
+            write_atomic(path, json.dumps(known | dict(settings), indent=2) + "\n")
         except (OSError, ValueError) as error:
             raise DataError(f"{path}: cannot be read or written ({error})") from error
 

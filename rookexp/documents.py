@@ -15,6 +15,7 @@ import chess
 from rookexp import a_documents, chess_text
 from rookexp.annotate import shard_path, values_path
 from rookexp.errors import DataError
+from rookexp.files import write_atomic
 from rookexp.tasks import positions
 
 PROMPT_SETS = {"train": 256, "eval": 128}  # rows of the prompt sets that ship with the package
@@ -273,6 +274,6 @@ def build_corpus(
 def _write_lines(path: Path, lines: Iterable[str]) -> None:
     """Raises: DataError where the file cannot be written."""
     try:
-        path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        write_atomic(path, "".join(line + "\n" for line in lines))
     except OSError as error:
         raise DataError(f"{path}: cannot be written ({error})") from error

@@ -119,7 +119,7 @@ def training(origin: Origin) -> Iterator[str]:
     run, info = origin.run, origin.info
     door = "train" if "grpo" in run.config else "pretrain"
     typed = run.overrides or tuple(info.get("argv", ())[1:])
-    words = [shlex.quote(portable(word)) for word in typed if not word.startswith(("hydra.", "track"))]
+    words = [shlex.quote(portable(word)) for word in typed if not word.lstrip("+~").startswith(("hydra.", "track"))]
     yield f"{origin.step} steps of `{' '.join(['python -m rookexp.' + door, *words])}`.\n"
     seeds = info.get("seeds") or {"seed": run.seed}
     yield f"- Seeds: {', '.join(f'{key} {value}' for key, value in seeds.items())}"

@@ -120,7 +120,7 @@ def retokenized(*, path: str, revision: str | None, tokenizer: str) -> Pretraine
     """A pretrained model that goes on with other tokens: those of a folder, or new ones as in `random_gpt2`.
 
     A token that the old vocabulary has too keeps its vector; another starts with the mean of the vectors of the old
-    tokens that its text has.
+    tokens that its text has, or with the mean of all where it has no text.
 
     Raises: DataError when a folder has no such files, or they cannot be used.
     """
@@ -132,7 +132,8 @@ def retokenized(*, path: str, revision: str | None, tokenizer: str) -> Pretraine
     rows = []
     for i in range(words.vocab_size):
         word = words.backend.id_to_token(i)
-        rows.append(vectors[[known[word]] if word in known else old.tokenizer.encode(words.decode([i]))].mean(0))
+        ids = [known[word]] if word in known else old.tokenizer.encode(words.decode([i]))
+        rows.append(vectors[ids or slice(None)].mean(0))
     state["wte.weight"] = torch.stack(rows)
     model.load_state_dict(state)
     return Pretrained(model, words)

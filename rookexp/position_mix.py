@@ -16,6 +16,7 @@ from annotated_types import Ge, Gt
 
 from rookexp import boards, chess_text
 from rookexp.errors import DataError
+from rookexp.files import write_atomic
 from rookexp.shares import in_turns, shares_of
 from rookexp.tasks import positions
 
@@ -85,9 +86,9 @@ class PositionMix:
         rows = [{"fen": each.board.fen(en_passant="fen"), "kind": each.kind, "plies": each.plies} for each in found]
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / "positions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-            (folder / "positions.json").write_text(text + "\n", encoding="utf-8")
-            (folder / "positions.svg").write_text(contact_sheet(self.sampled(found)), encoding="utf-8")
+            write_atomic(folder / "positions.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+            write_atomic(folder / "positions.json", text + "\n")
+            write_atomic(folder / "positions.svg", contact_sheet(self.sampled(found)))
         except OSError as error:
             raise DataError(f"{folder}: cannot be written ({error})") from error
         return text

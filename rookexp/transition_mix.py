@@ -13,6 +13,7 @@ from annotated_types import Ge, Gt
 
 from rookexp import a_documents
 from rookexp.errors import DataError
+from rookexp.files import write_atomic
 from rookexp.shares import in_turns, shares_of
 from rookexp.tasks import positions
 
@@ -66,7 +67,7 @@ class TransitionMix:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for name, texts in sets.items():
-                (folder / f"transitions-{name}.txt").write_text("".join(f"{t}\n" for t in texts), encoding="utf-8")
+                write_atomic(folder / f"transitions-{name}.txt", "".join(f"{t}\n" for t in texts))
         except OSError as error:
             raise DataError(f"{folder}: cannot be written ({error})") from error
         counts = {name: self._quotas(len(texts)) for name, texts in sets.items()}

@@ -59,7 +59,15 @@ def run(model: Path, tmp_path: Path) -> Path:
     config["track"] = {"wandb": {"_target_": "x.Y", "entity": "somebody", "api_key": "hf_secret"}}
     write_run_info(folder, config, ["train.py"])
     (folder / ".hydra" / "overrides.yaml").write_text(
-        yaml.safe_dump(["seed=3", "optim.lr=2e-4", "model.path=/home/somebody/models/base", "hydra.run.dir=/home/x"])
+        yaml.safe_dump(
+            [
+                "seed=3",
+                "optim.lr=2e-4",
+                "model.path=/home/somebody/models/base",
+                "hydra.run.dir=/home/x",
+                "++track.a=wandb",
+            ]
+        )
     )
     for step in (10, 20):
         shutil.copytree(model, folder / "checkpoints" / f"step-{step:06d}" / "model")

@@ -36,6 +36,19 @@ def test_other_tokens_keep_their_vectors_or_start_as_the_mean_of_their_parts(tmp
     assert all(torch.equal(value, there[name]) for name, value in new.model.state_dict().items() if "wte" not in name)
 
 
+def test_a_new_token_without_text_starts_as_the_mean_of_all(tmp_path: Path) -> None:
+    sizes = {"n_layer": 1, "n_head": 1, "n_embd": 8, "n_positions": 32, "seed": 0}
+    old = policies.random_gpt2(tokenizer="characters", spelled=False, **sizes)
+    weights.save_model(old.model, tmp_path / "old", dtype="float32", tokenizer_file=None)
+    old.tokenizer.save(tmp_path / "old")
+    old.tokenizer.backend.add_special_tokens(["<|pad|>"])
+    old.tokenizer.save(tmp_path / "new")
+    new = policies.retokenized(path=str(tmp_path / "old"), revision=None, tokenizer=str(tmp_path / "new"))
+    vectors = old.model.wte.weight.detach()
+    added = new.model.wte.weight[new.tokenizer.backend.token_to_id("<|pad|>")]
+    torch.testing.assert_close(added.detach(), vectors.mean(0))
+
+
 def prompts(policy: policies.Pretrained) -> list[Prompt]:
     """Ten P prompts in both styles, and ten A prompts."""
     found = []

@@ -80,6 +80,8 @@ def fetch(repo_or_folder: str, revision: str | None) -> Path:
         reason = str(error).strip().split("\n")[0]
         raise DataError(f"{repo_or_folder}: not a folder here, and no download ({reason}); {remedy}") from error
     if not (Path(snapshot) / WEIGHTS).is_file():
+        if constants.HF_HUB_OFFLINE:
+            raise DataError(f"{repo_or_folder}: no {WEIGHTS} in the Hub cache, a broken download?; {remedy}")
         raise DataError(f"{repo_or_folder}: no {WEIGHTS} in its snapshot; {PICKLES}{_conversion(repo_or_folder)}")
     return Path(snapshot)
 
