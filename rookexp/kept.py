@@ -11,12 +11,12 @@ from rookexp.errors import ConfigError
 from rookexp.run_info import redacted
 from rookexp.sweep import job
 
-ASKED = (runs.SEED, "task", "eval.positions")
+ASKED = (runs.SEED, "task", "eval.positions", "corpus", "validation_documents")
 # The evaluation sees nothing of these, but of a kind's sampling what is in `measures.SCORED`.
 UNSEEN = ("task.sampling", "task.total_steps", "task.steps", "task.phases")
 ENGINES = tuple(f".engine.{name}" for name in ("path", "processes", "timeout_s", "retries", "cache"))  # change no value
 ASSETS = "/rookexp/assets/"  # wherever the package lies
-DATA = {"positions", "data"}  # parts of keys that name files or folders of rows
+DATA = {"positions", "data", "corpus"}  # parts of keys that name files or folders of rows
 SHOWN = 3  # keys in a message
 
 
@@ -44,9 +44,10 @@ def refuse_other(folder: Path, config: Mapping[str, Any], *, swept: bool) -> Non
             f"{folder}: a job of a sweep, whose values are the sweep's: {listed}; to train on with others copy the "
             f"folder, delete {job.NOTE} in the copy and resume that"
         )
+    keeps = "task, reward and evaluation" if "task" in config else "corpus and validation"
     raise ConfigError(
-        f"{folder}: a run that goes on keeps its seed, task, reward and evaluation: {listed}; a new one can begin with "
-        f"its weights: model=rook_nano model.path={newest / checkpoint.MODEL}"
+        f"{folder}: a run that goes on keeps its seed, {keeps}: {listed}; a new one can begin with its weights: "
+        f"model=rook_nano model.path={newest / checkpoint.MODEL}"
     )
 
 

@@ -61,6 +61,8 @@ def origin_of(folder: Path) -> Origin | None:
     path = home / "run.json"
     try:
         info = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        if not isinstance(info, dict):
+            raise ValueError("not an object")
     except ValueError as error:
         raise DataError(f"{path}: no JSON ({error}); delete it") from error
     return Origin(runs.read(home), int(step[1]), info)
@@ -119,14 +121,16 @@ def training(origin: Origin) -> Iterator[str]:
     run, info = origin.run, origin.info
     door = "train" if "grpo" in run.config else "pretrain"
     typed = run.overrides or tuple(info.get("argv", ())[1:])
-    words = [shlex.quote(portable(word)) for word in typed if not word.lstrip("+~").startswith(("hydra.", "track"))]
-    yield f"{origin.step} steps of `{' '.join(['python -m rookexp.' + door, *words])}`.\n"
+    yield f"{origin.step} steps of `{command(door, typed)}`.\n"
+    starts = [command(door, start.get("argv", ())[1:]) for start in info.get("earlier_starts", ())]
+    if starts:
+        yield f"- Gone on with, after {', then '.join(f'`{each}`' for each in starts)}"
     seeds = info.get("seeds") or {"seed": run.seed}
     yield f"- Seeds: {', '.join(f'{key} {value}' for key, value in seeds.items())}"
-    git = info.get("git")
-    code = "of an installed copy" if git is None else f"git {git['revision']}"
+    git = info.get("git") or {}
+    code = f"git {git['revision']}" if git.get("revision") else "of an installed copy"
     yield f"- Code: rookexp {info.get('packages', {}).get('rookexp', __version__)}, {code}" + (
-        ", with changes that are in no commit" if git and git["dirty"] else ""
+        ", with changes that are in no commit" if git.get("dirty") else ""
     )
     for group in PARTS:
         if isinstance(run.config.get(group), Mapping):
@@ -135,6 +139,12 @@ def training(origin: Origin) -> Iterator[str]:
         yield f"- Corpus: {portable(run.config['corpus'])}"
     kept = {key: value for key, value in run.config.items() if runs.told(key) or key == runs.SEED}
     yield f"\n<details><summary>Whole configuration</summary>\n\n```yaml\n{dumped(kept)}```\n\n</details>"
+
+
+def command(door: str, typed: Sequence[str]) -> str:
+    """What was typed, without what says only where the run's own files go."""
+    words = [shlex.quote(portable(word)) for word in typed if not word.lstrip("+~").startswith(("hydra.", "track"))]
+    return " ".join([f"python -m rookexp.{door}", *words])
 
 
 def figures(origin: Origin) -> Iterator[str]:

@@ -141,6 +141,28 @@ def test_the_card_of_a_run_says_what_its_records_say(run: Path, tmp_path: Path) 
         assert private not in card
 
 
+def test_the_card_of_a_run_that_went_on_says_what_was_typed_before(run: Path, tmp_path: Path) -> None:
+    for argv in (["train.py", "seed=3", "model.path=/home/somebody/base"], ["train.py", "resume=/home/somebody/run"]):
+        write_run_info(run, made_runs.config(seed=3), argv)
+    write_run_info(run, made_runs.config(seed=3), ["train.py", "resume=run", "optim.lr=2e-4"])
+    card = model_card.training(model_card.origin_of(run / "checkpoints" / "step-000020" / "model"))
+    assert (
+        "- Gone on with, after `python -m rookexp.train`, then `python -m rookexp.train seed=3 model.path=.../base`, "
+        "then `python -m rookexp.train resume=.../run`" in card
+    )
+
+
+@pytest.mark.parametrize("info", ["[]", '{"git": {}}', '{"git": null, "seeds": null}'])
+def test_a_run_without_all_its_records_is_told_or_exported_without(info: str, run: Path, tmp_path: Path) -> None:
+    (run / "run.json").write_text(info, encoding="utf-8")
+    if info == "[]":
+        with pytest.raises(DataError, match=r"run\.json: no JSON \(not an object\); delete it"):
+            wrote(run=run, out=tmp_path / "mine")
+    else:
+        wrote(run=run, out=tmp_path / "mine")
+        assert "- Code: rookexp 0.1.0, of an installed copy" in (tmp_path / "mine" / "README.md").read_text()
+
+
 def test_the_card_of_an_older_checkpoint_has_its_own_figures(run: Path, tmp_path: Path) -> None:
     wrote(run=run / "checkpoints" / "step-000010", out=tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")

@@ -45,9 +45,12 @@ MEASURE |= {
     "eval.max_new_tokens",
     "eval._target_",
     "task.sampling.P.max_new_tokens",
+    "corpus",
+    "validation_documents",
 }
 FREE = {"optim.lr", "task_name", "rewarded", "eval.every", "seeds", "model.seed", "hardware.device", "grpo.temperature"}
 FREE |= {"task.sampling.P.temperature", "task.total_steps", "task.steps", "task.phases", "task.prompts", "verdict"}
+FREE |= {"batch_documents", "prompt_weight", "eval_every"}
 
 
 @pytest.mark.parametrize("key", sorted(MEASURE | ENGINE | FREE))
@@ -82,6 +85,8 @@ def test_the_number_of_prompts_is_a_measure_where_the_evaluation_asks_those(
         ("task.positions", "/here/a.jsonl", "/there/a.jsonl", True),
         ("task.data", "/here/a", "/there/a", True),
         ("task.data", "/here/a", "/here/b", False),
+        ("corpus", "/here/a", "/there/a", True),
+        ("corpus", "/here/a", "/here/b", False),
         ("task.data", None, "/here/a", False),
         ("task.data", "/here/a", None, False),
         ("positions", "/here/a", "/there/a", True),

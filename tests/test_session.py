@@ -260,6 +260,11 @@ def test_a_signal_ends_a_run_after_the_step_and_the_run_goes_on(
     assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
     assert (tmp_path / "ended" / "checkpoints" / "step-000003").is_dir(), "between two regular ones"
     assert json.loads((tmp_path / "ended" / "summary.json").read_text(encoding="utf-8"))["status"] == "interrupted"
+    assert shell("resume=ended corpus=other", name="pretrain") == 2
+    assert (
+        "a run that goes on keeps its seed, corpus and validation: corpus was corpus, now other"
+        in capfd.readouterr().err
+    )
     assert shell("resume=ended", name="pretrain") == 0
     assert_same_run(tmp_path / "straight", tmp_path / "ended")
 
