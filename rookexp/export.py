@@ -88,7 +88,7 @@ def file_names() -> tuple[str, ...]:
     """What an export may have, ours or an older one."""
     from rookexp.models import weights
 
-    return (*weights.FILES, "tokenizer_config.json", README)
+    return (*weights.FILES, README)
 
 
 def check_earlier(typed: str, out: Path) -> None:

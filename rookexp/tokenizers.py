@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import tokenizers
@@ -13,6 +14,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, pro
 from rookexp.errors import DataError
 from rookexp.files import write_atomic
 
+CONFIG = "tokenizer_config.json"
 END_OF_TEXT = "<|endoftext|>"
 UNKNOWN = "<|unknown|>"
 LONGEST_SPACE_RUN = 64
@@ -37,6 +39,11 @@ class Tokenizer:
         eot_id = backend.token_to_id(END_OF_TEXT)
         if eot_id is None:
             raise DataError(f"{source}: the vocabulary has no {END_OF_TEXT} token; use the tokenizer files of a GPT-2")
+        if backend.num_special_tokens_to_add(is_pair=False):
+            raise DataError(
+                f"{source}: its post_processor puts special tokens around a text, and here none are; where the "
+                "model was trained without them write null in its place"
+            )
         backend.no_padding()
         backend.no_truncation()
         backend.add_special_tokens([END_OF_TEXT])  # in the vocabulary already: only marks it, so that decode skips it
@@ -48,13 +55,14 @@ class Tokenizer:
     def from_folder(cls, folder: Path) -> Tokenizer:
         """The tokenizer of tokenizer.json, or else of vocab.json and merges.txt (byte-level BPE as in GPT-2).
 
-        Raises: DataError when the folder has neither, or when a file cannot be read.
+        Raises: DataError when the folder has neither, when a file cannot be read, or when it asks for more than that.
         """
         whole, vocab, merges = folder / "tokenizer.json", folder / "vocab.json", folder / "merges.txt"
         try:
             if whole.is_file():
                 return cls(tokenizers.Tokenizer.from_file(str(whole)), str(whole))
             if vocab.is_file() and merges.is_file():
+                _refuse_variant(vocab)
                 return cls(_byte_level(models.BPE.from_file(str(vocab), str(merges))), str(vocab))
         except DataError:
             raise
@@ -67,10 +75,10 @@ class Tokenizer:
             "copy these files of the model's repository into the folder"
         )
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
-        """Number of ids, special tokens included."""
-        return self.backend.get_vocab_size()
+        """One more than the highest id, special tokens included; ids below it may be nobody's."""
+        return max(self.backend.get_vocab().values()) + 1
 
     def spellings(self) -> list[str]:
         """Each token's plain characters, "" for special ones: a circled `①` is `1`, so a named square spells `1eK`."""
@@ -113,7 +121,7 @@ class Tokenizer:
             # Older versions add token types, for which GPT-2 there adds a vector to each token's.
             "model_input_names": ["input_ids", "attention_mask"],
         }
-        write_atomic(folder / "tokenizer_config.json", json.dumps(config, indent=2) + "\n")
+        write_atomic(folder / CONFIG, json.dumps(config, indent=2) + "\n")
         write_atomic(folder / "tokenizer.json", self.backend.to_str(pretty=True) + "\n")
 
 
@@ -215,6 +223,22 @@ def bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     )
     backend.train_from_iterator(texts, trainer)
     return Tokenizer(backend, "bpe")
+
+
+def _refuse_variant(vocab: Path) -> None:
+    """Raises: DataError where files beside vocab.json say that it and merges.txt are not the whole tokenizer."""
+    config, added = (
+        json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        for path in (vocab.with_name(CONFIG), vocab.with_name("added_tokens.json"))
+    )
+    said = [f"{CONFIG}: {key}={config[key]}" for key in ("add_prefix_space", "add_bos_token") if config.get(key)]
+    if foreign := added.items() - json.loads(vocab.read_text(encoding="utf-8")).items():
+        said.append(f"added_tokens.json: {min(foreign)[0]!r}")
+    if said:
+        raise DataError(
+            f"{vocab.parent}: {said[0]} is not read beside vocab.json; write tokenizer.json with `transformers`: "
+            "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+        )
 
 
 def _byte_level(bpe: models.BPE) -> tokenizers.Tokenizer:

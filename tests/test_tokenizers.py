@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from statistics import mean
 
@@ -142,11 +143,56 @@ def test_folder_without_files_names_them(tmp_path, folder):
         assert word in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        (
+            "tokenizer_config.json",
+            {"add_prefix_space": True},
+            "tokenizer_config.json: add_prefix_space=True is not read",
+        ),
+        ("tokenizer_config.json", {"add_bos_token": True}, "tokenizer_config.json: add_bos_token=True is not read"),
+        ("tokenizer_config.json", {"add_prefix_space": False, "model_max_length": 1024}, None),
+        ("added_tokens.json", {"<board>": 50257}, "added_tokens.json: '<board>' is not read beside vocab.json"),
+        ("added_tokens.json", {EOT: 50256}, None),
+    ],
+)
+def test_what_a_pair_of_files_does_not_say_is_refused(tmp_path, folder, name, content, words):
+    for file in ("vocab.json", "merges.txt"):
+        shutil.copy(folder / file, tmp_path)
+    (tmp_path / name).write_text(json.dumps(content))
+    if words is None:
+        assert Tokenizer.from_folder(tmp_path).vocab_size == 50257
+    else:
+        with pytest.raises(DataError, match=re.escape(words)):
+            Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("bos", [False, True])
+def test_a_tokenizer_that_puts_tokens_around_a_text_is_refused(tmp_path, folder, bos):
+    transformers = pytest.importorskip("transformers")
+    files = {"vocab": str(folder / "vocab.json"), "merges": str(folder / "merges.txt")}
+    transformers.GPT2Tokenizer(**files, add_bos_token=bos).save_pretrained(tmp_path)
+    if not bos:
+        assert Tokenizer.from_folder(tmp_path).encode("a b") == [64, 275]
+    else:
+        with pytest.raises(DataError, match=r"tokenizer\.json: its post_processor puts special tokens around a text"):
+            Tokenizer.from_folder(tmp_path)
+
+
 @pytest.mark.parametrize("text", ["", "{", '{"version": "1.0"}'])
 def test_broken_file_is_named(tmp_path, text):
     (tmp_path / "tokenizer.json").write_text(text)
     with pytest.raises(DataError, match="cannot be read"):
         Tokenizer.from_folder(tmp_path)
+
+
+def test_a_vocabulary_with_holes_is_as_large_as_its_highest_id(tmp_path):
+    (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "b": 3, EOT: 5}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert (tokenizer.vocab_size, tokenizer.spellings()) == (6, ["a", "", "", "b", "", ""])
+    assert tokenizer.encode("ab") == [0, 3]
 
 
 def test_vocabulary_without_end_of_text_is_refused(tmp_path):

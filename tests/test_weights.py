@@ -137,12 +137,13 @@ def test_the_tied_tensor_may_have_the_heads_name_alone(tmp_path):
 def test_tokenizer_travels_with_the_weights(tmp_path):
     tokenizer_file = tmp_path / "tokenizer.json"
     tokenizer_file.write_text(json.dumps({"added_tokens": [{"id": 5, "content": "<|endoftext|>"}]}))
+    (tmp_path / "tokenizer_config.json").write_text("{}")  # without it `transformers` takes a GPT-2's tokenizer
     save_model(random_model(), tmp_path / "model", dtype="float32", tokenizer_file=tokenizer_file)
     save_model(
         random_model(1), tmp_path / "model", dtype="float32", tokenizer_file=tmp_path / "model" / "tokenizer.json"
     )
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
-        "config.json", "generation_config.json", "model.safetensors", "tokenizer.json"
+        "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"
     ]  # fmt: skip
     assert (tmp_path / "model" / "tokenizer.json").read_bytes() == tokenizer_file.read_bytes()
     for name in ("config.json", "generation_config.json"):

@@ -22,7 +22,8 @@ from rookexp.models.gpt2 import GPT2, GPT2Config
 
 WEIGHTS = "model.safetensors"
 PICKLES = "pickles can run code when read; where you trust them, "
-FILES = ("config.json", "generation_config.json", WEIGHTS, "tokenizer.json", "vocab.json", "merges.txt")
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+FILES = ("config.json", "generation_config.json", WEIGHTS, *TOKENIZER, "vocab.json", "merges.txt", "added_tokens.json")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # Model files of a repository that `push` removes where it does not send them: loaders would take them beside the new
 # ones, or instead. No pattern reaches into folders of other names.
@@ -146,7 +147,7 @@ def load_model(folder: Path) -> GPT2:
 def save_model(
     model: GPT2, folder: Path, *, dtype: Literal["float32", "bfloat16"], tokenizer_file: Path | None
 ) -> None:
-    """Writes config.json, generation_config.json and model.safetensors, and tokenizer.json if one is given.
+    """Writes config.json, generation_config.json and model.safetensors; tokenizer.json, if given, and its config.
 
     Each file appears whole, the weights last: a folder with weights is complete. The end-of-text id in the configs is
     that of the tokenizer file; null without one.
@@ -157,9 +158,11 @@ def save_model(
     folder.mkdir(parents=True, exist_ok=True)
     eot_id = None if tokenizer_file is None else _eot_id(tokenizer_file, model.config.vocab_size)
     tokens = {"bos_token_id": eot_id, "eos_token_id": eot_id}
-    if tokenizer_file is not None and tokenizer_file.resolve() != (folder / "tokenizer.json").resolve():
-        with replacing(folder / "tokenizer.json") as partial:
-            shutil.copyfile(tokenizer_file, partial)
+    if tokenizer_file is not None and tokenizer_file.parent.resolve() != folder.resolve():
+        for source in (tokenizer_file.with_name(name) for name in TOKENIZER):
+            if source.is_file():
+                with replacing(folder / source.name) as partial:
+                    shutil.copyfile(source, partial)
     write_atomic(folder / "generation_config.json", json.dumps(tokens, indent=2) + "\n")
     config = _config_json(model.config, dtype) | tokens
     write_atomic(folder / "config.json", json.dumps(config, indent=2) + "\n")
