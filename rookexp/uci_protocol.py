@@ -6,6 +6,7 @@ Source: the UCI protocol, April 2006.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import re
 import threading
@@ -23,6 +24,7 @@ from rookexp import check, chess_text
 
 Reading = Literal["written", "argmax"]
 IllegalMove = Literal["best_listed", "any_legal"]
+OF_MOVETIME, OF_CLOCK = 0.9, 0.25  # of the time for this move, or of what is left on the clock, an answer may take
 SETOPTION = re.compile(r"name\s+(\S.*?)(?:\s+value(?:\s+(.*))?)?")
 
 
@@ -70,7 +72,7 @@ AT_ONCE = ("isready", "stop", "ponderhit", "debug", "register")  # commands that
 
 class Engine:
     """A player behind UCI. Every `go` is answered as soon as its move is found, `infinite` and `ponder` when they are
-    ended; `stop` cuts an answer short.
+    ended; `stop`, or a limit of time that comes near, cuts an answer short.
 
     `load` gives the player; it is called when the first answer, or `readyok`, is waited for. A second thread finds the
     answer.
@@ -86,7 +88,9 @@ class Engine:
         self.fen = self.board.fen()  # the position as the GUI wrote it, or after its moves
         self.thread = ThreadPoolExecutor(max_workers=1)
         self.search: Future[None] | None = None  # what that thread does
-        self.stopped = threading.Event()  # cuts the search short
+        self.stopped = threading.Event()  # cuts the search short, each its own
+        self.seconds = 0.0  # that it may take
+        self.clock: threading.Timer | None = None  # which does so then
         self.turn_taking = threading.RLock()  # for what both threads change: the lines told, and these two
         self.held: str | None = None  # the answer to a search that has not been ended yet
         self.ended = False  # whether the answer is told when it is found
@@ -103,7 +107,7 @@ class Engine:
             "position": self._position,
             "go": self._go,
             "stop": self._stop,
-            "ponderhit": self._end_search,
+            "ponderhit": self._ponderhit,
             **dict.fromkeys(("debug", "register"), lambda words: None),
         }
 
@@ -195,7 +199,7 @@ class Engine:
         if self.game is not None and len(board.move_stack) > len(self.game.move_stack):
             self._keep_game(board)
         self.board = board
-        self.fen = board.fen() if board.move_stack or len(fen.split()) < 6 else fen
+        self.fen = as_asked(board, fen)
 
     def _go(self, words: list[str]) -> None:
         self._end_search([])
@@ -207,14 +211,19 @@ class Engine:
             return
         player = self._player()
         self.ended = not {"infinite", "ponder"} & set(words)
-        self.stopped.clear()
+        self.stopped = threading.Event()
+        self.seconds = seconds(words, self.board.turn)
+        if self.ended:
+            self._start_clock()
         self.search = self.thread.submit(self._search, player, legal)
 
     def _await_search(self) -> None:
         """Waits for the answer that is being found, if one is."""
-        search, self.search = self.search, None
+        (search, self.search), (clock, self.clock) = (self.search, None), (self.clock, None)
         if search is not None:
             search.result()
+        if clock is not None:
+            clock.cancel()
 
     def _search(self, player: Player, legal: frozenset[str]) -> None:
         """Finds and tells a move of `legal`; as the answer only where the search has ended or does so with it."""
@@ -239,6 +248,16 @@ class Engine:
             self.held = answer.move
             if self.ended:
                 self._end_search([])
+
+    def _start_clock(self) -> None:
+        if self.clock is None and self.seconds < threading.TIMEOUT_MAX:
+            self.clock = threading.Timer(self.seconds, self.stopped.set)
+            self.clock.daemon = True
+            self.clock.start()
+
+    def _ponderhit(self, words: list[str]) -> None:
+        self._start_clock()
+        self._end_search([])
 
     def _stop(self, words: list[str]) -> None:
         self.stopped.set()
@@ -303,6 +322,27 @@ def is_of(board: chess.Board, game: chess.Board, colour: chess.Color) -> bool:
     moves: Sequence[chess.Move] = game.move_stack
     kept = max(len(moves) - 2, 0) if board.turn == colour else len(moves)
     return board.root() == game.root() and board.move_stack[:kept] == moves[:kept]
+
+
+def as_asked(board: chess.Board, fen: str) -> str:
+    """The FEN that the model is asked of a board that comes from `fen`: that text, or after moves one like the data's.
+
+    There a double push always leaves its square. A FEN of fewer fields, or with castling rights in the notation of
+    Chess960, is written as a whole one in the usual notation.
+    """
+    written = board.fen(en_passant="fen")
+    whole = len(fen.split()) == 6 and fen.split()[2] == written.split()[2]
+    return fen if whole and not board.move_stack else written
+
+
+def seconds(words: Sequence[str], colour: chess.Color) -> float:
+    """How long an answer to a `go` with these words may take; without a limit that is known, as long as it likes."""
+    after = {word: chess_text.decimal(value) for word, value in itertools.pairwise(words)}
+    of_move, left = after.get("movetime"), after.get("wtime" if colour == chess.WHITE else "btime")
+    if of_move is None and left is None:
+        return threading.TIMEOUT_MAX
+    found = OF_MOVETIME * of_move if of_move is not None else OF_CLOCK * (left or 0.0)
+    return min(max(found / 1000, 0.0), threading.TIMEOUT_MAX)
 
 
 def score(eval_cp: int | None) -> str:

@@ -25,7 +25,7 @@ from rookexp import chess_text, door, policies
 from rookexp.errors import DataError
 from rookexp.player import Player, choose
 from rookexp.rewards.engine import find_stockfish
-from rookexp.uci_protocol import Answer, Engine, Settings
+from rookexp.uci_protocol import Answer, Engine, Settings, seconds
 
 SETTINGS = Settings(
     temperature=0.0, reading="written", illegal_move="best_listed", multipv=5, style="bare", max_new_tokens=160, seed=0,
@@ -131,8 +131,12 @@ def test_readyok_does_not_wait_for_the_answer_and_all_else_does() -> None:
 class UntilStopped(Scripted):
     """A player that thinks until it is stopped, ten seconds at most."""
 
+    def __init__(self, limit_s: float = 10) -> None:
+        super().__init__()
+        self.limit_s = limit_s
+
     def answer(self, fen: str, legal: frozenset[str], settings: Settings, turn: int, stopped: Any) -> Answer:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + self.limit_s
         while not stopped():
             assert time.monotonic() < deadline, "nobody has stopped it"
             time.sleep(0.001)
@@ -146,6 +150,35 @@ def test_stop_and_the_end_of_an_infinite_search_cut_the_answer_short(lines: list
     assert f"info string fallback 1 in 1 answers: {why}" in said
     assert said.count("bestmove e2e4") == (lines != ["go infinite"])
     assert said.count("readyok") == 1 + lines.count("isready")
+
+
+@pytest.mark.parametrize(
+    "lines", [["go movetime 50"], ["go wtime 100 btime 100000"], ["go ponder movetime 50", "ponderhit", "isready"]]
+)
+def test_an_answer_is_cut_short_before_the_time_is_over(lines: list[str]) -> None:
+    began = time.monotonic()
+    said = talk("isready", *lines, "ucinewgame", player=UntilStopped())
+    assert said[-1] == "bestmove e2e4"
+    assert time.monotonic() - began < 5
+    with pytest.raises(AssertionError, match="nobody has stopped it"):  # the clock of one search is not the next one's
+        talk("isready", "go movetime 50", "position startpos", "go", "ucinewgame", player=UntilStopped(limit_s=0.5))
+
+
+@pytest.mark.parametrize(
+    ("words", "white", "black"),
+    [
+        ("movetime 1000", 0.9, 0.9),
+        ("wtime 8000 btime 400 winc 1000", 2.0, 0.1),
+        ("movetime 1000 wtime 400", 0.9, 0.9),
+        ("wtime -5 btime 4e3", 0.0, None),
+        ("movetime x wtime", None, None),
+        ("infinite", None, None),
+        (f"movetime {10**30}", None, None),
+    ],
+)
+def test_how_long_an_answer_may_take(words: str, white: float | None, black: float | None) -> None:
+    for colour, expected in ((chess.WHITE, white), (chess.BLACK, black)):
+        assert seconds(words.split(), colour) == (threading.TIMEOUT_MAX if expected is None else expected)
 
 
 @pytest.mark.parametrize(("sent", "obeyed"), [(["go\n", "quit\n"], b""), (["go\nquit\n"], b"done")])
@@ -204,7 +237,14 @@ def test_the_position_is_asked_as_it_was_written() -> None:
     talk(f"position fen {odd}", "go", f"position fen {odd} moves e7e5", "go", "position startpos", "go", player=player)
     after = chess.Board(odd)
     after.push_uci("e7e5")
-    assert [fen for fen, _ in player.asked] == [odd, after.fen(), chess.STARTING_FEN]
+    assert [fen for fen, _ in player.asked] == [odd, after.fen(en_passant="fen"), chess.STARTING_FEN]
+    assert player.asked[1][0].endswith(" w KQkq e6 0 2"), "as in the data, after every double push"
+
+
+def test_castling_rights_are_asked_in_the_usual_notation() -> None:
+    player = Scripted()
+    talk("position fen rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w HAha - 0 1", "go", player=player)
+    assert player.asked[0][0] == chess.STARTING_FEN
 
 
 @pytest.mark.parametrize("fen", ["7k/5Q2/6K1/8/8/8/8/8 b - - 0 1", "R5k1/5ppp/8/8/8/8/8/K7 b - - 0 1"])
