@@ -22,6 +22,7 @@ PACE_STEPS = 20  # the time left is the median time of that many steps, times th
 SHOWN = (
     ("reward/mean", "reward", ".3f"),
     ("eval/reward", "eval", ".3f"),
+    ("eval/loss", "eval", ".4f"),
     ("kl", "kl", ".4f"),
     ("entropy", "entropy", ".3f"),
     ("grad_norm", "grad", ".3g"),

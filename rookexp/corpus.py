@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context, parent_process
+from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -47,7 +47,7 @@ class Corpus:
         p_share: Annotated[float, Gt(0), Lt(1)],
         a_shares: Mapping[str, float],
     ) -> None:
-        self.folder = Path(folder)
+        self.folder = Path(folder).expanduser()
         self.seed = seed
         self.positions = positions
         self.shard_positions = shard_positions
@@ -114,6 +114,10 @@ class Corpus:
                     f"a process that ran {settings['engine']} for {self.folder} was killed; finished shards are kept: "
                     "run the command again, with a smaller `processes` if memory is short"
                 ) from error
+            except KeyboardInterrupt:
+                for process in active_children():  # they would go on with what they have been given
+                    process.terminate()
+                raise
             finally:
                 pool.shutdown(cancel_futures=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 from collections.abc import Iterator
@@ -109,8 +110,11 @@ def check_earlier(typed: str, out: Path) -> None:
 def replacing(folder: Path) -> Iterator[Path]:
     """A fresh folder beside `folder`, which takes its place at the end; where that is not reached, nothing has changed.
 
-    Raises: OSError where it cannot be written.
+    What one that was killed has left of its own is removed. Raises: OSError where it cannot be written.
     """
+    for left in folder.parent.glob(f"{glob.escape(folder.name)}.new-*"):
+        if left.name.rpartition("-")[2].isdigit():
+            shutil.rmtree(left, ignore_errors=True)
     fresh, old = (folder.with_name(f"{folder.name}.{word}-{os.getpid()}") for word in ("new", "old"))
     fresh.mkdir(parents=True)
     try:

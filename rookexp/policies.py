@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rookexp import check, checkpoint, chess_text, generate, runs, tokenizers
-from rookexp.errors import DataError
+from rookexp.errors import ConfigError, DataError
 from rookexp.models import weights
 from rookexp.models.gpt2 import GPT2, GPT2Config
 from rookexp.objectives.rollouts import completion_texts
@@ -167,9 +167,15 @@ def random_gpt2(
 
 
 def tokenizer_of(name: str) -> Tokenizer:
-    """The tokenizer of a folder, or a new one: `square_aware` or `characters`."""
+    """The tokenizer of a folder, or a new one: `square_aware` or `characters`.
+
+    Raises: ConfigError where there is no such folder; DataError for one without a tokenizer.
+    """
     made = {"square_aware": tokenizers.square_aware, "characters": tokenizers.characters}
-    return made[name]() if name in made else Tokenizer.from_folder(Path(name))
+    folder = Path(name).expanduser()
+    if name not in made and not folder.is_dir():
+        raise ConfigError(f"model.tokenizer={name}: no such folder; allowed: {', '.join(made)}, or a folder with one")
+    return made[name]() if name in made else Tokenizer.from_folder(folder)
 
 
 @torch.no_grad()

@@ -180,7 +180,7 @@ class Trainer:
             values = ", ".join(f"{name} {value:.4g}" for name, value in _means(terms, [norm], 1).items())
             raise TrainingDiverged(
                 f"step {step + 1}: the gradient is not finite; so far {values}. The weights were not changed by it. "
-                "Lower optim.lr or loss.clip_high, or check the rewards"
+                "Lower optim.lr, or check what is learned from: the rewards or the documents"
             )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

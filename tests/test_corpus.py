@@ -160,7 +160,7 @@ def test_a_killed_process_is_one_error(tmp_path: Path, monkeypatch: pytest.Monke
         corpus(tmp_path, engine_path=crashing(tmp_path)).annotate()
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_processes_end_with_the_one_that_began_them(tmp_path: Path, end: signal.Signals) -> None:
     seen = tmp_path / "seen"
     seen.mkdir()
@@ -179,11 +179,12 @@ def test_processes_end_with_the_one_that_began_them(tmp_path: Path, end: signal.
                 engines = [int(path.name) for path in seen.iterdir()]
                 time.sleep(0.02)
             workers = [int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in engines]
+            begun = time.monotonic()
             process.send_signal(end)
-        begun = time.monotonic()
         while not all(gone(pid) for pid in workers):
             assert time.monotonic() - begun < 10
             time.sleep(0.02)
+        assert time.monotonic() - begun < 10
     finally:
         for pid in engines:  # these are asleep; a real one ends with its input
             with contextlib.suppress(ProcessLookupError):

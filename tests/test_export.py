@@ -280,6 +280,14 @@ def test_a_folder_that_is_no_export_is_never_taken_away(name: str, words: str, m
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
+def test_what_a_killed_export_has_left_goes_with_the_next_one(model: Path, tmp_path: Path) -> None:
+    for name in ("out.new-123", "out.new-notes", "other.new-5"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    wrote(run=model, out=tmp_path / "out")
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "out.new-notes", "other.new-5"}
+
+
 def test_an_export_that_fails_leaves_the_earlier_one(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from rookexp import chess_text, policies, tokenizers
+from rookexp.errors import ConfigError
 from rookexp.models import weights
 from rookexp.types import Prompt
 
@@ -94,3 +95,8 @@ def test_the_embedded_model_is_not_doubted_and_asked_quickly(root: Path) -> None
 )
 def test_a_format_is_kept_whatever_is_said(task: str, prompt: str, text: str, right: bool) -> None:
     assert policies.formed(Prompt(text=prompt, ids=(), answer=None, task=task), text) == right
+
+
+def test_a_tokenizer_that_is_neither_a_name_nor_a_folder_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model.tokenizer=squareaware: no such folder; allowed: square_aware, char"):
+        policies.tokenizer_of("squareaware")

@@ -147,6 +147,16 @@ def test_a_pipe_gets_plain_lines(capsys: pytest.CaptureFixture[str], monkeypatch
     assert "reward 0.500  kl 0.0100  entropy 1.200  grad 0.8  tok/s 1234  eta 0s" in out
 
 
+def test_a_pretraining_shows_its_losses(capsys: pytest.CaptureFixture[str]) -> None:
+    tracker = console.ConsoleTracker(every=1, total_steps=1)
+    tracker.log(0, {"eval/loss": 2.0})
+    tracker.log(1, {"loss": 1.5, "eval/loss": 1.25})
+    assert capsys.readouterr().out.splitlines() == [
+        "step 0/1  eval 2.0000",
+        "step 1/1  loss 1.5000  eval 1.2500  eta 0s",
+    ]
+
+
 def test_a_terminal_gets_a_live_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
