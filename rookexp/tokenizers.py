@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import tokenizers
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from rookexp.errors import DataError
 from rookexp.files import write_atomic
@@ -202,19 +202,6 @@ def characters() -> Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     backend.decoder = decoders.Fuse()
     return Tokenizer(backend, "characters")
-
-
-def bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Byte-level BPE with GPT-2's pipeline, its merges learned from `texts`."""
-    backend = _byte_level(models.BPE())
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[END_OF_TEXT],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    backend.train_from_iterator(texts, trainer)
-    return Tokenizer(backend, "bpe")
 
 
 def _byte_level(bpe: models.BPE) -> tokenizers.Tokenizer:
