@@ -85,18 +85,13 @@ class Tokenizer:
         """The ids of each text, as `encode` gives them, on all cores."""
         return [encoding.ids for encoding in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
-    def encode_marked(
-        self, texts: Sequence[str], spans: Sequence[Sequence[tuple[int, int]]]
-    ) -> Iterator[tuple[list[int], list[bool]]]:
-        """The ids of each text, as `encode` gives them, and of each id whether it spells only characters of a span.
-
-        A text's spans are ranges of its characters.
-        """
+    def encode_cut(self, texts: Sequence[str], cuts: Sequence[int]) -> Iterator[tuple[list[int], int]]:
+        """The ids of each text, as `encode` gives them, and how many of them spell only its first `cut` characters."""
         for start in range(0, len(texts), AT_ONCE):
             some = list(texts[start : start + AT_ONCE])
             encodings = self.backend.encode_batch(some, add_special_tokens=False)
-            for encoding, marked in zip(encodings, spans[start : start + AT_ONCE], strict=True):
-                yield encoding.ids, [any(a <= i and j <= b for a, b in marked) for i, j in encoding.offsets]
+            for encoding, cut in zip(encodings, cuts[start : start + AT_ONCE], strict=True):
+                yield encoding.ids, sum(end <= cut for _, end in encoding.offsets)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`; special tokens and ids outside the vocabulary give nothing."""

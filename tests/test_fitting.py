@@ -287,16 +287,14 @@ def test_rows_are_as_long_as_any_of_the_run() -> None:
     assert (case(24, 6, 1).prompt, case(24, 6, 1).completion) == (4, 20), "no room for both"
     assert case(12, 6, 1).completion == 10
     hardware = Hardware(**HARDWARE | {"memory_gib": 1.0})
-    documents = fitting.for_documents(
-        hardware, Documents((ids, [False] * len(ids)) for ids in ([1, 2], [1, 2, 3, 4], [5])), 32
-    )
+    documents = fitting.for_documents(hardware, Documents([([1, 2], 1), ([1, 2, 3, 4], 1), ([5], 1)]), 32)
     assert documents is not None
     assert documents.case == WorstCase(rows=32, prompt=0, completion=4, per_prompt=32, temperature=1.0)
     hardware.grow = "batch"
     with pytest.raises(ConfigError, match=r"hardware\.grow=batch: of rollouts alone; .*batch_documents"):
-        fitting.for_documents(hardware, Documents([([1], [False])]), 32)
+        fitting.for_documents(hardware, Documents([([1], 1)]), 32)
     hardware.fit = False
-    assert fitting.for_documents(hardware, Documents([([1], [False])]), 32) is None
+    assert fitting.for_documents(hardware, Documents([([1], 1)]), 32) is None
     made = grpo(policy())
     assert fitting.for_rollouts(hardware, made.source, None, range(3), 24, Batch(2, 6, 1, any_number)) is None  # type: ignore[arg-type]
 
