@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -15,7 +14,7 @@ from typing import Any
 import chess
 
 from rookexp.errors import DataError
-from rookexp.rewards.engine import ALL_MOVES, Lasting, Line, Stockfish
+from rookexp.rewards.engine import Lasting, Line, Stockfish
 from rookexp.shares import row_counts
 from rookexp.tasks import positions
 
@@ -27,7 +26,7 @@ MAX_SELF_PLAY_PLIES = 160
 
 @dataclass(frozen=True, slots=True)
 class AnnotateJob:
-    """One shard and the values beside it: everything that their content depends on."""
+    """One shard: everything that its content depends on."""
 
     folder: str  # where the shard file goes
     index: int  # the shard's number; with `seed` it fixes every random choice
@@ -37,7 +36,6 @@ class AnnotateJob:
     engine_path: str | None
     nodes: int
     multipv: int
-    value_depth: int | None  # plies of the search that gives every legal move a value; None = there are no values
     timeout_s: float
     retries: int
 
@@ -49,7 +47,6 @@ class AnnotateJob:
             "quotas": self.quotas,
             "nodes": self.nodes,
             "multipv": self.multipv,
-            **({} if self.value_depth is None else {"l_depth": self.value_depth}),
         }
 
 
@@ -58,58 +55,22 @@ def shard_path(folder: str | Path, index: int) -> Path:
     return Path(folder) / f"annotations-{index:05d}.jsonl"
 
 
-def values_path(folder: str | Path, index: int) -> Path:
-    """The file with the values of all legal moves at the positions of shard `index`; it is complete or not there."""
-    return Path(folder) / f"values-{index:05d}.jsonl"
-
-
 def run_job(job: AnnotateJob) -> None:
-    """Writes one shard, and the values of all moves where these are asked for, unless they are there.
+    """Writes one shard, unless it is there; one that is there is complete, however the job ended.
 
-    A file that is there is complete, however the job ended.
-    Raises: EngineError when the engine is missing or fails; DataError when a file cannot be read or written.
+    Raises: EngineError when the engine is missing or fails; DataError when the file cannot be written.
     """
-    path, values = shard_path(job.folder, job.index), values_path(job.folder, job.index)
-    if not path.exists():
-        with _engine(job, nodes=job.nodes, depth=None, multipv=job.multipv) as engine:
-            _write(path, list(annotated_rows(job, engine)))
-    if job.value_depth is not None and not values.exists():
-        with _engine(job, nodes=None, depth=job.value_depth, multipv=ALL_MOVES) as engine:
-            _write(values, list(valued_rows(path, engine)))
-
-
-def missing(job: AnnotateJob) -> bool:
-    """Whether the job has something to do."""
-    paths = [shard_path(job.folder, job.index)]
-    if job.value_depth is not None:
-        paths.append(values_path(job.folder, job.index))
-    return not all(path.exists() for path in paths)
-
-
-def valued_rows(path: Path, engine: Lasting) -> Iterator[dict[str, int]]:
-    """For each position of a shard the value of every legal move, in centipawns for the side to move.
-
-    Raises: DataError naming the file and line that cannot be read.
-    """
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), start=1):
-        try:
-            board = chess.Board(json.loads(line)["fen"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{path}, line {number}: not an annotated position ({error}); delete the file") from error
-        yield {line.move.uci(): line.eval_cp for line in engine.lines(board)}
-
-
-@contextlib.contextmanager
-def _engine(job: AnnotateJob, *, nodes: int | None, depth: int | None, multipv: int) -> Iterator[Lasting]:
-    start = partial(Stockfish, path=job.engine_path, nodes=nodes, depth=depth, multipv=multipv, timeout_s=job.timeout_s)
+    path = shard_path(job.folder, job.index)
+    if path.exists():
+        return
+    start = partial(
+        Stockfish, path=job.engine_path, nodes=job.nodes, depth=None, multipv=job.multipv, timeout_s=job.timeout_s
+    )
     engine = Lasting(start, retries=job.retries)
     try:
-        yield engine
+        rows = list(annotated_rows(job, engine))
     finally:
         engine.close()
-
-
-def _write(path: Path, rows: list[Any]) -> None:
     unfinished = path.with_suffix(f".{os.getpid()}.part")
     text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
     try:

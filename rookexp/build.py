@@ -71,7 +71,7 @@ class Pretraining(session.Settings):
 
     corpus: str  # folder of train.txt and validation.txt
     batch_documents: Annotated[int, Ge(1)]  # documents of a step
-    prompt_weight: Annotated[float, Ge(0)]  # what a token that is asked counts beside one of the answer
+    prompt_weight: Annotated[float, Ge(0)]  # what a prompt's token counts beside one of a completion
     validation_documents: Annotated[int, Ge(1)]  # held-out documents whose loss is measured
     eval_every: Annotated[int, Ge(1)]  # steps between two measurements
 
@@ -306,10 +306,9 @@ def token_documents(policy: Pretrained, file: Path, texts: Sequence[str]) -> lik
     """
     if not texts:
         raise DataError(f"{file}: empty; make it with `python -m rookexp.data`")
-    asked = [chess_text.asked_of(text) for text in texts]
+    cuts = [len(chess_text.prompt_of(text)) for text in texts]
     eot_id, places = policy.tokenizer.eot_id, policy.model.config.n_positions
-    marked = policy.tokenizer.encode_marked(texts, asked)
-    found = likelihood.Documents(([*ids, eot_id], [*marks, False]) for ids, marks in marked)
+    found = likelihood.Documents(([*ids, eot_id], prompt) for ids, prompt in policy.tokenizer.encode_cut(texts, cuts))
     longest = int(found.lengths.max())
     if longest > places + 1:  # the last token is predicted and never read
         raise ConfigError(f"model.n_positions={places}: allowed: >= {longest - 1}, for the longest document of {file}")

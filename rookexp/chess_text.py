@@ -33,7 +33,6 @@ OUTCOMES: dict[tuple[float | None, bool | None, bool | None], str] = {  # by rew
 WIN_LOGIT_PER_CP = 0.00368208
 
 MOVE = re.compile(r"[a-h][1-8][a-h][1-8][qrbn]?")
-LIST = re.compile(rf"(?: {MOVE.pattern})+ E:")
 DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)")
 
 
@@ -281,16 +280,6 @@ def prompt_of(document: str) -> str:
     if document.startswith(("P: ", "L: ")):
         return "".join(document.partition("M:")[:2]) if "M:" in document else ""
     return document[: len(document) - len(document.split("+", 3)[-1])] if parse_a_prompt(document) else ""
-
-
-def asked_of(document: str) -> list[tuple[int, int]]:
-    """The ranges of a document's characters that are asked: its prompt, and each list in an answer, up to its `E:`.
-
-    Only L documents have such lists: in a P document it is the answer that lists.
-    """
-    prompt = (0, len(prompt_of(document)))
-    lists = LIST.finditer(document, prompt[1]) if document.startswith("L: ") else ()
-    return [prompt, *(match.span() for match in lists)]
 
 
 def parse_a_prompt(text: str) -> EnvironmentPrompt | None:

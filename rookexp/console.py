@@ -6,10 +6,12 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge, Gt
+
+from rookexp.track import Tracker
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,7 +32,7 @@ SHOWN = (
 )
 
 
-class ConsoleTracker:
+class ConsoleTracker(Tracker):
     """A live bar in a terminal; elsewhere a plain line every `every` steps, without escape codes."""
 
     def __init__(self, *, every: Annotated[int, Gt(0)], total_steps: Annotated[int, Ge(0)]) -> None:
@@ -60,12 +62,6 @@ class ConsoleTracker:
             self._show(step)
         elif new and (step % self.every == 0 or step == self.total_steps):
             print(f"step {step}/{self.total_steps}  {self._line(step, metrics)}", flush=True)
-
-    def log_completions(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Nothing: completions are shown by the report."""
-
-    def summary(self, values: Mapping[str, Any]) -> None:
-        """Nothing: the figures are shown by the report."""
 
     def finish(self, status: str) -> None:
         if self._live is not None:

@@ -42,8 +42,6 @@ class Corpus:
         black_best: Literal["legacy", "corrected"],
         list_order: documents.ListOrder,
         l_share: Annotated[float, Ge(0), Le(1)],
-        l_forms: Mapping[str, float],
-        l_depth: Annotated[int, Ge(1)],
         p_share: Annotated[float, Gt(0), Lt(1)],
         a_shares: Mapping[str, float],
     ) -> None:
@@ -62,8 +60,6 @@ class Corpus:
         self.black_best: Literal["legacy", "corrected"] = black_best
         self.list_order: documents.ListOrder = list_order
         self.l_share = l_share
-        self.l_forms = shares_of("l_forms", l_forms, documents.L_FORMS)
-        self.l_depth = l_depth
         self.p_share = p_share
         self.a_shares = shares_of("a_shares", a_shares, a_documents.A_KINDS)
 
@@ -83,13 +79,12 @@ class Corpus:
                 engine_path=self.engine_path,
                 nodes=self.nodes,
                 multipv=self.multipv,
-                value_depth=self.l_depth if documents.valued(self.l_forms) else None,
                 timeout_s=self.timeout_s,
                 retries=self.retries,
             )
             for index in range(-(-self.positions // self.shard_positions))
         ]
-        missing = [job for job in jobs if annotate.missing(job)]
+        missing = [job for job in jobs if not annotate.shard_path(job.folder, job.index).exists()]
         settings = jobs[0].settings()
         if missing:  # an engine that does not start is one error here instead of one a process
             engine = Stockfish(
@@ -134,7 +129,6 @@ class Corpus:
             black_best=self.black_best,
             list_order=self.list_order,
             l_share=self.l_share,
-            l_forms=self.l_forms,
             p_share=self.p_share,
             a_shares=self.a_shares,
         )

@@ -5,27 +5,21 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import chess
 
 from rookexp import a_documents, chess_text
-from rookexp.annotate import shard_path, values_path
+from rookexp.annotate import shard_path
 from rookexp.errors import DataError
 from rookexp.files import write_atomic
 from rookexp.tasks import positions
 
 PROMPT_SETS = {"train": 256, "eval": 128}  # rows of the prompt sets that ship with the package
-L_FORMS = ("moves", "losses", "lists")
-L_TOKENS = 160  # of an L document's answer at most, so that it fits into rook_nano's 256 positions
-LISTED = chess_text.MAX_LINES  # moves of a list in an L document
-LIST_TOKENS = 4 * LISTED + 2  # two a move, two a loss, and `E:`
-LOSSES = ((30, 0), (100, 1), (200, 2), (350, 3), (600, 5))  # a move that is fewer centipawns worse than the best loses
-MOST_LOST = 9  # so many pawns, in an L document's words, and any other one so many
-FAR_CP = 2500  # an evaluation counts as at most this far from even
+L_MOVES = 80  # an L document has at most so many, two tokens each, and so fits into rook_nano's 256 positions
 # Of a P document's pairs: by the moves' names; by name, but begun with the best and going round; or any.
 ListOrder = Literal["sorted", "best_first", "shuffled"]
 
@@ -38,7 +32,6 @@ class Row:
     kind: str  # opening, self_play, middlegame or endgame
     moves: tuple[str, ...]  # best first
     evals_cp: tuple[int, ...]  # for the side to move
-    values_cp: Mapping[str, int] = field(default_factory=dict)  # of every legal move, where these were asked for
 
     def record(self) -> dict[str, Any]:
         """What a file of positions says of it."""
@@ -46,22 +39,19 @@ class Row:
         return {"fen": fen, "kind": self.kind, "moves": self.moves, "evals_cp": self.evals_cp}
 
 
-def load_rows(folder: Path, shards: int, valued: bool) -> tuple[list[Row], list[list[chess.Move]], int]:
+def load_rows(folder: Path, shards: int) -> tuple[list[Row], list[list[chess.Move]], int]:
     """Distinct annotated positions of the first `shards` files, their self-play games, and the number of duplicates.
 
-    `valued` rows have a value for every legal move.
     Raises: DataError naming the file and line that cannot be read.
     """
     rows: dict[str, Row] = {}
     games: list[list[chess.Move]] = []
     duplicates = 0
     for index in range(shards):
-        file, beside = shard_path(folder, index), values_path(folder, index)
-        lines = _shard_lines(file)
-        values = _shard_lines(beside) if valued else [""] * len(lines)
-        if len(values) != len(lines):
-            raise DataError(f"{beside}: {len(values)} rows beside the {len(lines)} of {file.name}; delete the file")
-        for number, (line, value) in enumerate(zip(lines, values, strict=True), start=1):
+        file = shard_path(folder, index)
+        if not file.exists():
+            raise DataError(f"{file}: missing; make the shards with `python -m rookexp.data`")
+        for number, line in enumerate(file.read_text(encoding="utf-8-sig").splitlines(), start=1):
             try:
                 raw = json.loads(line)
                 board = chess.Board(raw["fen"])
@@ -73,8 +63,6 @@ def load_rows(folder: Path, shards: int, valued: bool) -> tuple[list[Row], list[
                 raise DataError(
                     f"{file}, line {number}: not an annotated position ({error}); delete the file"
                 ) from error
-            if valued:
-                row = replace(row, values_cp=_values(value, board, f"{beside}, line {number}"))
             if "game" in raw:
                 if games and game[: len(games[-1])] == games[-1]:
                     games[-1] = game
@@ -84,24 +72,6 @@ def load_rows(folder: Path, shards: int, valued: bool) -> tuple[list[Row], list[
             duplicates += key in rows
             rows.setdefault(key, row)
     return list(rows.values()), games, duplicates
-
-
-def _shard_lines(file: Path) -> list[str]:
-    """Raises: DataError where the file is missing."""
-    if not file.exists():
-        raise DataError(f"{file}: missing; make the shards with `python -m rookexp.data`")
-    return file.read_text(encoding="utf-8-sig").splitlines()
-
-
-def _values(text: str, board: chess.Board, place: str) -> dict[str, int]:
-    """Raises: DataError naming the `place` where the text is not a value for every legal move."""
-    try:
-        found = json.loads(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict) or set(found) != chess_text.legal_ucis(board):
-        raise DataError(f"{place}: not a value for each legal move at {board.fen()!r}; delete the file")
-    return found
 
 
 # ---- P documents ------------------------------------------------------------------------------------------------
@@ -123,8 +93,7 @@ def symmetric(row: Row, rng: random.Random) -> Row:
     if flip_colours:
         board = board.mirror()
         squares = [s ^ 56 for s in squares]
-    values = {_moved(move, squares): value for move, value in row.values_cp.items()}
-    return Row(board, row.kind, tuple(_moved(m, squares) for m in row.moves), row.evals_cp, values)
+    return Row(board, row.kind, tuple(_moved(m, squares) for m in row.moves), row.evals_cp)
 
 
 def _moved(uci: str, squares: Sequence[int]) -> str:
@@ -152,39 +121,15 @@ def p_document(
     )
 
 
-def l_document(row: Row, form: str, rng: random.Random) -> str | None:
-    """A P document's question under another name, `L:`, and an answer without a choice, in one of L_FORMS.
+def l_document(board: chess.Board) -> str | None:
+    """A P document's question under another name, `L:`, and its answer: all legal moves, sorted by name.
 
-    `moves`: all legal moves, sorted by name. `losses`: each of them followed by the pawns that it loses beside the
-    best. `lists`: legal moves in random lists of five, each sorted, with an `E:` and what its five lose behind it. The
-    last two need the row's values. None where the answer has more than L_TOKENS tokens, or too few moves for a list.
-    Published data has no such documents.
+    None where these are more than L_MOVES. Published data has no such documents. They say where each piece can go, move
+    by move, without a choice.
     """
-    moves, lost = sorted(chess_text.legal_ucis(row.board)), pawns_lost(row.values_cp)
-    if form == "moves":
-        answer, size = moves, 2 * len(moves)
-    elif form == "losses":
-        answer, size = [f"{move} {lost[move]}" for move in moves], 3 * len(moves)
-    else:
-        rng.shuffle(moves)
-        starts = range(0, len(moves) - LISTED + 1, LISTED)[: L_TOKENS // LIST_TOKENS]
-        lists = [sorted(moves[start : start + LISTED]) for start in starts]
-        answer = [f"{' '.join(each)} E: {' '.join(f'{lost[move]}.0' for move in each)}" for each in lists]
-        size = LIST_TOKENS * len(lists)
-    question = chess_text.p_prompt_padded(row.board.fen(en_passant="fen")).removeprefix("P")
-    return f"L{question} {' '.join(answer)}" if 0 < size <= L_TOKENS else None
-
-
-def valued(l_forms: Mapping[str, float]) -> bool:
-    """Whether a form of L documents that is wanted needs the values of all moves."""
-    return any(share > 0 for form, share in l_forms.items() if form != "moves")
-
-
-def pawns_lost(values_cp: Mapping[str, int]) -> dict[str, int]:
-    """The class of each move by how far its value is below the best."""
-    near = {move: max(-FAR_CP, min(FAR_CP, value)) for move, value in values_cp.items()}
-    best = max(near.values(), default=0)
-    return {move: next((lost for limit, lost in LOSSES if best - cp < limit), MOST_LOST) for move, cp in near.items()}
+    moves = sorted(chess_text.legal_ucis(board))
+    question = chess_text.p_prompt_padded(board.fen(en_passant="fen")).removeprefix("P")
+    return f"L{question} {' '.join(moves)}" if len(moves) <= L_MOVES else None
 
 
 # ---- prompt sets ------------------------------------------------------------------------------------------------
@@ -217,20 +162,18 @@ def build_corpus(
     black_best: Literal["legacy", "corrected"],
     list_order: ListOrder,
     l_share: float,
-    l_forms: dict[str, float],
     p_share: float,
     a_shares: dict[str, float],
 ) -> dict[str, Any]:
     """Writes train.txt, validation.txt, test.txt, positions-test.jsonl and the sets of prompts into `folder`.
 
     A training position appears `copies` times, each time in a symmetric form drawn anew and, if shuffled, with its
-    moves in a new order; a share `l_share` of these forms makes an L document, too, in one of `l_forms` by their
-    shares. A held-out position appears once, as it is. The prompts are test positions: pretraining never sees them.
-    Shipping them means copying prompts-{train,eval}.jsonl to rookexp/assets/positions/{train,eval}.jsonl. Returns the
-    report.
+    moves in a new order; a share `l_share` of these forms makes an L document, too. A held-out position appears once,
+    as it is. The prompts are test positions: pretraining never sees them. Shipping them means copying
+    prompts-{train,eval}.jsonl to rookexp/assets/positions/{train,eval}.jsonl. Returns the report.
     """
-    rows, games, duplicates = load_rows(folder, shards, valued(l_forms))
-    rng, draws, kinds = (random.Random(f"{seed}/{use}") for use in ("documents", "legal", "forms"))
+    rows, games, duplicates = load_rows(folder, shards)
+    rng, draws = random.Random(f"{seed}/documents"), random.Random(f"{seed}/legal")
     legal: list[str] = []
     texts: dict[str, list[str]] = {"train": [], "validation": [], "test": []}
     counts: dict[str, Counter[str]] = {split: Counter() for split in texts}
@@ -241,9 +184,7 @@ def build_corpus(
         texts[split] += [p_document(form, rng, black_best, list_order) for form in forms]
         counts[split][f"P {row.kind}"] += len(forms)
         if split == "train":
-            again = [form for form in forms if draws.random() < l_share]
-            asked = kinds.choices(list(l_forms), list(l_forms.values()), k=len(again))
-            drawn = [l_document(form, kind, kinds) for form, kind in zip(again, asked, strict=True)]
+            drawn = [l_document(form.board) for form in forms if draws.random() < l_share]
             legal += [text for text in drawn if text is not None]
         elif split == "test":
             held_out.append(row.record())

@@ -45,11 +45,6 @@ SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 TIE = 0.05  # two speeds that are nearer than this are the same
 
 
-def always(prompts: int) -> bool:
-    """True: a task that has any number of prompts for a step."""
-    return True
-
-
 @dataclass(frozen=True, slots=True)
 class Batch:
     """What a step of rollouts is made of."""
@@ -57,7 +52,7 @@ class Batch:
     prompts: int
     group_size: int
     minibatches: int
-    can_ask: Callable[[int], bool] = always  # whether the task has so many prompts for a step
+    can_ask: Callable[[int], bool]  # whether the task has so many prompts for a step
 
 
 class Finder:

@@ -122,6 +122,7 @@ def sample(
     A row ends at end-of-text, after `max_new_tokens`, or at the model's last position. Its uniforms come from a CPU
     generator of its own (torch reads the low 32 bits of a seed) and invert the cumulative distribution, so its tokens
     depend on its prompt, its seed and the weights, whatever shares the batch; up to rounding, which bf16 makes coarse.
+    With an `eot_id` of -1, which also pads, no row ends early: for prompts of one length.
     Log-probs are log_softmax(logits / temperature) over the whole vocabulary, as the training forward has them: top-k
     and top-p do not renormalise them. At temperature 0 they are those of temperature 1. Runs under the caller's
     autocast; everything after the logits is fp32.

@@ -84,7 +84,7 @@ class Episodes:
         return anew
 
 
-class HealthTracker:
+class HealthTracker(Tracker):
     """Says on standard error when a metric is beyond its limit; the summary counts it as `health: {name: episodes}`.
 
     An episode begins with the first step beyond the limit, which is said in one line, and ends after `calm_steps`
@@ -149,15 +149,6 @@ class HealthTracker:
             self._told = counts
             for tracker in self.trackers:
                 tracker.summary({"health": counts})
-
-    def log_completions(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Nothing: the shares of them are metrics."""
-
-    def summary(self, values: Mapping[str, Any]) -> None:
-        """Nothing: it tells the others."""
-
-    def finish(self, status: str) -> None:
-        """Nothing: all is told."""
 
     def _looks(self, seen: Mapping[str, float]) -> Iterator[tuple[str, bool, str]]:
         """Of each thing that the step's finite metrics tell of: name, whether it is wrong, and the line about it."""

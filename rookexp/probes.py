@@ -21,6 +21,7 @@ from rookexp.trainer import Trainer
 from rookexp.types import Experience
 
 FULL = ("DefaultCPUAllocator", "out of memory", "ALLOC_FAILED")
+NO_END = -1  # the id of no token, so that no row ends early
 SHARE = 0.85  # of the memory; the rest is for fragments and for what other programs begin to take
 
 
@@ -149,9 +150,8 @@ def decoded(
     The last rung is the whole batch; it is out of memory where the forecast exceeds the limit. Of an evaluation, which
     may be cut, ever smaller parts are tried where none of these fits; all rungs are in ascending order.
     """
-    policy, rungs = Endless(trainer.policy), list[Rung]()
-    vocabulary = len(trainer.policy.head_weight)
-    ids = [1 + i % (vocabulary - 1) for i in range(case.prompt)]
+    policy: Any = trainer.policy  # which decodes, too
+    ids, rungs = [i % len(policy.head_weight) for i in range(case.prompt)], list[Rung]()
 
     def tried(prompts: int) -> Rung:
         rows = prompts * case.group_size
@@ -159,7 +159,7 @@ def decoded(
         began = time.perf_counter()
         try:
             with autocast():
-                generate.sample(policy, [ids] * prompts, range(rows), case.sampling, Endless.never)
+                generate.sample(policy, [ids] * prompts, range(rows), case.sampling, NO_END)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -225,28 +225,6 @@ def refuse_what_cannot_be_decoded(rungs: Sequence[Rung], cases: Sequence[Decodin
                 f"hardware.fit=true: {case.what} of {rows} takes {found}; allowed: at most {SHARE:.0%} of the "
                 f"memory; {remedies[case.what]}, or raise hardware.memory_gib where it is set"
             )
-
-
-class Endless:
-    """A policy that never says one word, the one that ends a text."""
-
-    never = 0
-
-    def __init__(self, policy: Any) -> None:
-        self.policy = policy
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.policy, name)
-
-    def packed(self) -> Endless:
-        """The policy's faster copy, which never says it either."""
-        return Endless(self.policy.packed())
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """The policy's, without that word."""
-        logits: Tensor = self.policy.logits(hidden)
-        logits[..., self.never] = -torch.inf
-        return logits
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

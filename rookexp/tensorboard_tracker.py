@@ -11,10 +11,10 @@ from annotated_types import Ge
 
 from rookexp.errors import ConfigError
 from rookexp.run_info import plain, redacted
-from rookexp.track import Guard
+from rookexp.track import Guard, Tracker
 
 
-class TensorBoardTracker:
+class TensorBoardTracker(Tracker):
     """Scalars, and configuration, completions and summary as text; never ends a training once that has begun.
 
     `folder` is the run's; what an earlier process logged from `first_step` on is no longer shown.

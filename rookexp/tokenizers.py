@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
 import tokenizers
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from rookexp.errors import DataError
 from rookexp.files import write_atomic
@@ -93,18 +93,13 @@ class Tokenizer:
         """The ids of each text, as `encode` gives them, on all cores."""
         return [encoding.ids for encoding in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
-    def encode_marked(
-        self, texts: Sequence[str], spans: Sequence[Sequence[tuple[int, int]]]
-    ) -> Iterator[tuple[list[int], list[bool]]]:
-        """The ids of each text, as `encode` gives them, and of each id whether it spells only characters of a span.
-
-        A text's spans are ranges of its characters.
-        """
+    def encode_cut(self, texts: Sequence[str], cuts: Sequence[int]) -> Iterator[tuple[list[int], int]]:
+        """The ids of each text, as `encode` gives them, and how many of them spell only its first `cut` characters."""
         for start in range(0, len(texts), AT_ONCE):
             some = list(texts[start : start + AT_ONCE])
             encodings = self.backend.encode_batch(some, add_special_tokens=False)
-            for encoding, marked in zip(encodings, spans[start : start + AT_ONCE], strict=True):
-                yield encoding.ids, [any(a <= i and j <= b for a, b in marked) for i, j in encoding.offsets]
+            for encoding, cut in zip(encodings, cuts[start : start + AT_ONCE], strict=True):
+                yield encoding.ids, sum(end <= cut for _, end in encoding.offsets)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`; special tokens and ids outside the vocabulary give nothing."""
@@ -210,19 +205,6 @@ def characters() -> Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     backend.decoder = decoders.Fuse()
     return Tokenizer(backend, "characters")
-
-
-def bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Byte-level BPE with GPT-2's pipeline, its merges learned from `texts`."""
-    backend = _byte_level(models.BPE())
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[END_OF_TEXT],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    backend.train_from_iterator(texts, trainer)
-    return Tokenizer(backend, "bpe")
 
 
 def _refuse_variant(vocab: Path) -> None:

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Annotated, Any, Protocol
+from typing import IO, Annotated, Any
 
 from annotated_types import Ge
 
@@ -25,8 +25,8 @@ ANSWERS = "evaluation_answers"  # in a summary: a digest of what the greedy eval
 SHORTEST_SECRET = 8  # characters; a shorter value would star out ordinary words
 
 
-class Tracker(Protocol):
-    """A place for a run's numbers; step s carries the state after s updates."""
+class Tracker:
+    """A place for a run's numbers; step s carries the state after s updates. Here everything goes nowhere."""
 
     def start(self, config: Mapping[str, Any]) -> None:
         """Opens the run; `config` is the resolved configuration."""
@@ -44,7 +44,7 @@ class Tracker(Protocol):
         """Closes the run as `finished`, `failed` or `interrupted`; harmless when not started or closed already."""
 
 
-class FanOut:
+class FanOut(Tracker):
     """Several trackers as one; each is closed even if another fails to.
 
     Where `unread` is set it is called when what a tracker prints is not read any more, as behind `| head`.
@@ -81,7 +81,7 @@ class FanOut:
                 stack.callback(tracker.finish, status)
 
 
-class JsonlTracker:
+class JsonlTracker(Tracker):
     """metrics.jsonl (one object a step), completions.jsonl and summary.json in the run folder; the reference record.
 
     `first_step` is the first step that this process logs: 0 for a new run, s + 1 after the checkpoint of step s. Lines

@@ -9,12 +9,12 @@ from typing import Any
 from rookexp.errors import ConfigError
 from rookexp.files import write_atomic
 from rookexp.run_info import plain, redacted
-from rookexp.track import Guard, run_id
+from rookexp.track import Guard, Tracker, run_id
 
 NAME = "trackio_name.txt"  # beside the id
 
 
-class TrackioTracker:
+class TrackioTracker(Tracker):
     """Metrics and completions in Trackio, which has no summary; never ends a training once that has begun.
 
     Trackio knows a run by its name: the id that the run's `folder` keeps is put behind `name`, and the whole is kept
@@ -57,9 +57,6 @@ class TrackioTracker:
         columns = list(dict.fromkeys(name for row in rows for name in row))
         table = trackio.Table(columns, [[plain(row.get(name)) for name in columns] for row in rows])
         self._guard(lambda: self._run.log({"completions": table}, step=step))
-
-    def summary(self, values: Mapping[str, Any]) -> None:
-        """Nothing: the figures are in summary.json."""
 
     def finish(self, status: str) -> None:
         if self._run is not None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from rookexp import ops
 from rookexp.cores import CoreWait
 from rookexp.errors import ConfigError, TrainingDiverged
+from rookexp.track import Tracker
 from rookexp.types import Experience, LossTerms, Policy
 
 LARGEST = "/max"  # ends the name of a metric that is the largest value, not the mean
@@ -35,14 +36,6 @@ class Objective(Protocol):
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
         """Lets controllers move, once a step; returns what they have to say about it."""
-
-
-@runtime_checkable
-class Tracker(Protocol):
-    """Where metrics go."""
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One step's metrics."""
 
 
 class Trainer:

@@ -14,7 +14,7 @@ from annotated_types import Gt
 
 from rookexp.errors import ConfigError
 from rookexp.run_info import git_state, is_secret, plain, redacted
-from rookexp.track import CURVES, Guard, first_line, run_id
+from rookexp.track import CURVES, Guard, Tracker, first_line, run_id
 
 FINISH_TIMEOUT_S = 60.0
 ENDED_WELL = ("finished", "pruned")
@@ -23,7 +23,7 @@ SILENT: set[str] = set()  # services that gave no answer to this process, for wh
 COLUMNS = ("step", "kind", "prompt", "completion", "reward", "advantage", "truncated")  # the reward's parts follow
 
 
-class WandbTracker:
+class WandbTracker(Tracker):
     """Weights & Biases that never prompts, never blocks for long and never ends a training.
 
     `mode`: `auto` is online when a key is at hand (environment or netrc), else offline, and offline too when the

@@ -13,7 +13,7 @@ import chess
 import pytest
 
 from rookexp import annotate
-from rookexp.annotate import AnnotateJob, shard_path, values_path
+from rookexp.annotate import AnnotateJob, shard_path
 from rookexp.errors import DataError, EngineError
 from rookexp.rewards.engine import Line, find_stockfish
 from rookexp.shares import row_counts
@@ -37,20 +37,6 @@ class Alphabet:
         self.closed = True
 
 
-class Every(Alphabet):
-    """An engine that gives as many lines as it is asked for."""
-
-    made: ClassVar[list[dict[str, Any]]] = []
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.made.append(settings)
-
-    def lines(self, board: chess.Board, only: None = None) -> list[Line]:
-        moves = sorted(board.legal_moves, key=lambda move: move.uci())[: self.settings["multipv"]]
-        return [Line(move, -100 * i) for i, move in enumerate(moves)]
-
-
 class Broken(Alphabet):
     """An engine that fails at its third position, and one that was not closed is noticed."""
 
@@ -70,7 +56,6 @@ class Broken(Alphabet):
 
 def job(folder: Path, **other: Any) -> AnnotateJob:
     settings = {"index": 0, "seed": 2026, "rows": 60, "quotas": QUOTAS, "nodes": 1000, "multipv": 5, "retries": 0}
-    settings["value_depth"] = None
     return AnnotateJob(folder=str(folder), engine_path=None, timeout_s=30.0, **(settings | other))
 
 
@@ -165,35 +150,6 @@ def test_a_job_writes_its_shard_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert sorted(tmp_path.iterdir()) == [partial, path]
 
 
-def test_values_are_written_beside_a_shard_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(annotate, "Stockfish", Every)
-    bare, valued = job(tmp_path, rows=6), job(tmp_path, rows=6, value_depth=4)
-    assert bare.settings() | {"l_depth": 4} == valued.settings()
-    assert annotate.missing(bare)
-    annotate.run_job(bare)
-    assert not annotate.missing(bare)
-    assert annotate.missing(valued)
-    shard = shard_path(tmp_path, 0).read_bytes()
-    annotate.run_job(valued)
-    assert not annotate.missing(valued)
-    assert shard_path(tmp_path, 0).read_bytes() == shard
-    rows = [json.loads(line) for line in shard.splitlines()]
-    values = [json.loads(line) for line in values_path(tmp_path, 0).read_text().splitlines()]
-    for row, value in zip(rows, values, strict=True):
-        moves = sorted(move.uci() for move in chess.Board(row["fen"]).legal_moves)
-        assert value == {move: -100 * i for i, move in enumerate(moves)}
-    assert [(made["nodes"], made["depth"]) for made in Every.made] == [(1000, None), (None, 4)]
-    assert Every.made[1]["multipv"] >= 218
-    stamp = values_path(tmp_path, 0).stat().st_mtime_ns
-    annotate.run_job(valued)
-    assert values_path(tmp_path, 0).stat().st_mtime_ns == stamp
-    values_path(tmp_path, 0).unlink()
-    shard_path(tmp_path, 0).write_bytes(shard + b"{}\n")
-    with pytest.raises(DataError, match=r"annotations-00000.jsonl, line \d+: not an annotated position"):
-        annotate.run_job(valued)
-    assert sorted(tmp_path.iterdir()) == [shard_path(tmp_path, 0)]
-
-
 def test_a_failed_job_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(annotate, "Stockfish", Broken)
     with pytest.raises(EngineError, match="broken"):
@@ -226,13 +182,11 @@ def test_stockfish_shards_are_the_same_bytes_again(tmp_path: Path) -> None:
     texts = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        small = replace(job(tmp_path / name), rows=6, index=3, value_depth=2)
+        small = replace(job(tmp_path / name), rows=6, index=3)
         annotate.run_job(small)
-        texts.append([path(small.folder, 3).read_bytes() for path in (shard_path, values_path)])
+        texts.append(shard_path(small.folder, 3).read_bytes())
     assert texts[0] == texts[1]
-    rows, values = ([json.loads(line) for line in text.splitlines()] for text in texts[0])
-    for row, value in zip(rows, values, strict=True):
-        assert set(value) == {move.uci() for move in chess.Board(row["fen"]).legal_moves}
+    rows = [json.loads(line) for line in texts[0].splitlines()]
     assert Counter(row["kind"] for row in rows)["self_play"] == 3
     for row in rows:
         assert set(row["moves"]) <= {move.uci() for move in chess.Board(row["fen"]).legal_moves}

@@ -21,14 +21,12 @@ def tokenized(texts: list[str], places: int) -> Any:
     return build.token_documents(policy, CORPUS, texts)  # type: ignore[arg-type]
 
 
-def test_documents_are_their_tokens_and_an_end_and_what_is_asked_is_marked() -> None:
-    texts = ["P: 8/8 w  M: a1a2 E: 1 B: a1a2", "L: 8/8 M:", "A: no prompt", "L: 8/8 M: a1a2 b1b2 E: 0.0 1.0"]
+def test_documents_are_their_tokens_and_an_end_with_their_prompts_counted() -> None:
+    texts = ["P: 8/8 w  M: a1a2 E: 1 B: a1a2", "L: 8/8 M:", "A: no prompt"]
     found, letters = tokenized(texts, 99), tokenizers.characters()
     assert found.flat.tolist() == [i for text in texts for i in (*letters.encode(text), letters.eot_id)]
     assert found.lengths.tolist() == [len(text) + 1 for text in texts]
-    asked = [texts[0].index("M:") + 2, len(texts[1]), 0, texts[3].index("E:") + 2]
-    marks = [[t < count for t in range(len(text) + 1)] for text, count in zip(texts, asked, strict=True)]
-    assert found.asked.tolist() == [mark for each in marks for mark in each]
+    assert found.prompt_lengths.tolist() == [texts[0].index("M:") + 2, len(texts[1]), 0]
 
 
 def test_a_document_may_fill_every_position_and_have_its_end_beyond() -> None:

@@ -393,8 +393,3 @@ def test_the_prompt_of_a_document_is_what_is_asked():
     outcome = chess_text.transition(START, "e2e4", legality="legacy")
     assert chess_text.prompt_of(chess_text.build_a(START, "e2e4", ["e2e4"], outcome)) == f"A: {START}+e2e4+e2e4+"
     assert [chess_text.prompt_of(text) for text in ("", "P: x", "A: x+y", "M: e2e4")] == [""] * 4
-    assert chess_text.asked_of(p) == [(0, len(chess_text.prompt_of(p)))], "its list is an answer"
-    lists = ["L" + chess_text.p_prompt_padded(START)[1:], " a2a3 g1f3 E:", " 1.0 0.0", " b7b8q h2h4 E:", " 0.0 9.0"]
-    found = chess_text.asked_of("".join(lists))
-    assert ["".join(lists)[start:end] for start, end in found] == [lists[0], lists[1], lists[3]]
-    assert chess_text.asked_of(lists[0] + " a2a3 1 g1f3 0") == [(0, len(lists[0]))]

@@ -59,8 +59,6 @@ def corpus(folder: Path, **other: Any) -> Corpus:
         "black_best": "legacy",
         "list_order": "sorted",
         "l_share": 0.5,
-        "l_forms": {"moves": 1.0},
-        "l_depth": 1,
         "p_share": 0.5,
         "a_shares": A_SHARES,
     }
@@ -195,27 +193,6 @@ def test_processes_end_with_the_one_that_began_them(tmp_path: Path, end: signal.
 def test_documents_of_a_missing_shard_say_what_to_type(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"annotations-00000.jsonl: missing.*rookexp\.data"):
         corpus(tmp_path).build()
-
-
-@pytest.mark.engine
-def test_values_come_to_a_corpus_that_has_none(tmp_path: Path) -> None:
-    try:
-        find_stockfish(None)
-    except EngineError:
-        pytest.skip("no Stockfish here")
-    corpus(tmp_path, positions=6).annotate()
-    shard = shard_path(tmp_path, 0).read_bytes()
-    valued = corpus(tmp_path, positions=6, l_forms={"losses": 1.0}, l_share=1.0)
-    with pytest.raises(DataError, match=r"values-00000.jsonl: missing"):
-        valued.build()
-    valued.annotate()
-    assert shard_path(tmp_path, 0).read_bytes() == shard
-    valued.build()
-    listed = [line for line in (tmp_path / "train.txt").read_text().splitlines() if line.startswith("L: ")]
-    assert listed
-    assert all(set(line.partition("M: ")[2].split()[1::2]) <= set("012359") for line in listed)
-    with pytest.raises(DataError, match="l_depth=1, not 2"):
-        corpus(tmp_path, positions=6, l_forms={"losses": 1.0}, l_depth=2).annotate()
 
 
 @pytest.mark.engine

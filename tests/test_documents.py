@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import chess
 import pytest
 
 from rookexp import a_documents, chess_text, documents, tokenizers
-from rookexp.annotate import shard_path, values_path
+from rookexp.annotate import shard_path
 from rookexp.errors import DataError
 from rookexp.tasks import positions
 
@@ -99,78 +98,13 @@ def test_l_documents_fit_the_model_that_they_are_for() -> None:
     squares = tokenizers.square_aware()
     promotions = "3n1n1n/k1P1P1P1/8/8/8/8/8/K7 w - - 100 150"
     queens = "R6R/3Q4/1Q4Q1/4Q3/2Q4Q/Q4Q2/pp1Q4/kBNN1KB1 w - - 0 1"
-    text = l_document(row_at(promotions))
+    text = documents.l_document(chess.Board(promotions))
     assert text is not None
     assert text.endswith("g7h8n g7h8q g7h8r")
     question = len(squares.encode(chess_text.prompt_of(text)))
     assert len(squares.encode(text)) == question + 2 * (3 + 8 * 4), "the king's, and eight ways to promote"
-    assert question + documents.L_TOKENS <= 256
-    assert l_document(row_at(queens)) is None
-    assert l_document(row_at(promotions, valued=True)) is not None
-    middle = row_at("r1bq1rk1/1p2bppp/p1nppn2/8/3NP3/1BN1B3/PPP2PPP/R2QR1K1 w - - 0 10", valued=True)
-    valued = l_document(middle, "losses")
-    assert valued is not None
-    asked = len(squares.encode(chess_text.prompt_of(valued)))
-    assert len(squares.encode(valued)) == asked + 3 * len(middle.values_cp) == asked + 3 * 43
-
-
-def l_document(row: documents.Row, form: str = "moves") -> str | None:
-    return documents.l_document(row, form, random.Random(1))
-
-
-def row_at(fen: str, valued: bool = False) -> documents.Row:
-    """A position alone, perhaps with a value for each move."""
-    board = chess.Board(fen)
-    return documents.Row(board, "any", (), (), dict.fromkeys(chess_text.legal_ucis(board), 0) if valued else {})
-
-
-def test_an_l_document_says_what_each_move_loses_beside_the_best() -> None:
-    row = documents.Row(
-        chess.Board("7k/8/8/8/8/8/8/K7 w - - 0 1"), "endgame", (), (), {"a1a2": -20, "a1b1": 9, "a1b2": -700}
-    )
-    text = l_document(row, "losses")
-    assert text is not None
-    assert text.partition("M: ")[2] == "a1a2 0 a1b1 0 a1b2 9"
-    values = {"a": 100, "b": 71, "c": 70, "d": 0, "e": -100, "f": -249, "g": -250, "h": -499, "i": -500, "j": -99_998}
-    assert list(documents.pawns_lost(values).values()) == [0, 0, 1, 2, 3, 3, 5, 5, 9, 9]
-    assert documents.pawns_lost({"a": 99_999, "b": 2501, "c": 2450}) == {"a": 0, "b": 0, "c": 1}, "won is won"
-    assert documents.pawns_lost({"a": -99_999, "b": -2600}) == {"a": 0, "b": 0}, "and lost is lost"
-    assert documents.pawns_lost({}) == {}
-
-
-def test_lists_of_moves_are_followed_by_what_they_lose() -> None:
-    values = {move: -40 * i for i, move in enumerate(sorted(chess_text.legal_ucis(chess.Board())))}
-    row = replace(row_at(chess.STARTING_FEN), values_cp=values)
-    text = l_document(row, "lists")
-    assert text is not None
-    words = text.partition("M: ")[2].split()
-    listed = [words[start : start + 11] for start in range(0, len(words), 11)]
-    assert sorted(move for each in listed for move in each[:5]) == sorted(row.values_cp), "each once: 20 are four lists"
-    lost = documents.pawns_lost(row.values_cp)
-    for each in listed:
-        assert each[:5] == sorted(each[:5])
-        assert each[5:] == ["E:", *(f"{lost[move]}.0" for move in each[:5])]
-    squares = tokenizers.square_aware()
-    prompt = chess_text.prompt_of(text)
-    assert len(squares.encode(text)) == len(squares.encode(prompt)) + 4 * documents.LIST_TOKENS
-    many = row_at("r1bq1rk1/1p2bppp/p1nppn2/8/3NP3/1BN1B3/PPP2PPP/R2QR1K1 w - - 0 10", valued=True)
-    longest = l_document(many, "lists")
-    assert longest is not None
-    assert longest.count("E:") == documents.L_TOKENS // documents.LIST_TOKENS == 7
-    assert l_document(row_at("8/8/8/8/8/1k6/8/K7 w - - 0 1", valued=True), "lists") is None, "one move is no list"
-    assert len({l_document(row, "lists"), documents.l_document(row, "lists", random.Random(2))}) == 2
-
-
-def test_symmetric_forms_keep_each_moves_value() -> None:
-    board = chess.Board("7k/8/8/8/8/8/8/1K6 w - - 0 1")
-    row = documents.Row(board, "endgame", ("b1a1",), (5,), {"b1a1": 5, "b1c1": -300})
-    forms = {tuple(documents.symmetric(row, random.Random(seed)).values_cp.items()) for seed in range(30)}
-    assert forms == {
-        (("b1a1", 5), ("b1c1", -300)),
-        (("g1h1", 5), ("g1f1", -300)),
-        (("b8a8", 5), ("b8c8", -300)),
-        (("g8h8", 5), ("g8f8", -300)),
-    }
+    assert question + 2 * documents.L_MOVES <= 256
+    assert documents.l_document(chess.Board(queens)) is None
 
 
 def write_shard(folder: Path) -> None:
@@ -191,7 +125,7 @@ def write_shard(folder: Path) -> None:
     shard_path(folder, 0).write_text("\n".join([*lines, lines[0]]) + "\n")
 
 
-def build(folder: Path, form: str = "moves") -> dict:
+def build(folder: Path) -> dict:
     return documents.build_corpus(
         folder,
         shards=1,
@@ -200,7 +134,6 @@ def build(folder: Path, form: str = "moves") -> dict:
         black_best="legacy",
         list_order="sorted",
         l_share=0.5,
-        l_forms={each: float(each == form) for each in documents.L_FORMS},
         p_share=0.5,
         a_shares=A_SHARES,
     )
@@ -243,47 +176,6 @@ def test_corpus_is_deterministic_valid_and_split_by_position(tmp_path: Path) -> 
     assert 0.25 < report["documents"]["train"]["L"] / sum("P: " in line for line in first["train"].splitlines()) < 0.75
     assert "L: " not in first["validation"] + first["test"]
     assert train["A"]
-
-
-def test_values_of_all_moves_stand_in_l_documents_and_change_nothing_else(tmp_path: Path) -> None:
-    write_shard(tmp_path)
-    build(tmp_path)
-    bare = (tmp_path / "train.txt").read_text().splitlines()
-    boards = [chess.Board(json.loads(line)["fen"]) for line in shard_path(tmp_path, 0).read_text().splitlines()]
-    values = [{m.uci(): 50 * i for i, m in enumerate(board.legal_moves)} for board in boards]
-    values_path(tmp_path, 0).write_text("".join(json.dumps(each) + "\n" for each in values))
-    build(tmp_path, "losses")
-    valued = (tmp_path / "train.txt").read_text().splitlines()
-    assert [line for line in valued if line[0] != "L"] == [line for line in bare if line[0] != "L"]
-    known = {line.partition("M:")[0]: line for line in bare if line[0] == "L"}
-    listed = [line for line in valued if line[0] == "L"]
-    assert listed
-    for line in listed:
-        words = line.partition("M: ")[2].split()
-        question = line.partition("M:")[0]
-        assert " ".join(words[::2]) == known[question].partition("M: ")[2]
-        assert set(words[1::2]) <= {"0", "1", "2", "3", "5", "9"}
-        assert "0" in words[1::2]
-    assert {word for line in listed for word in line.partition("M: ")[2].split()[1::2]} == set("012359")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (None, r"values-00000.jsonl: missing; make the shards with `python -m rookexp.data`"),
-        ("{}\n{}\n", r"values-00000.jsonl: 2 rows beside the 1 of annotations-00000.jsonl; delete the file"),
-        ('{"e2e4": 1}\n', r"values-00000.jsonl, line 1: not a value for each legal move at '.*'; delete the file"),
-        ("[]\n", "values-00000.jsonl, line 1: not a value for each legal move"),
-        ("{\n", "values-00000.jsonl, line 1: not a value for each legal move"),
-    ],
-)
-def test_wrong_values_name_file_line_and_remedy(tmp_path: Path, text: str | None, message: str) -> None:
-    row = {"fen": chess.STARTING_FEN, "kind": "opening", "moves": ["e2e4"], "evals_cp": [30]}
-    shard_path(tmp_path, 0).write_text(json.dumps(row) + "\n")
-    if text is not None:
-        values_path(tmp_path, 0).write_text(text)
-    with pytest.raises(DataError, match=message):
-        documents.load_rows(tmp_path, 1, valued=True)
 
 
 def test_a_documents_fill_every_class_without_duplicates() -> None:
@@ -365,18 +257,18 @@ def test_shipped_prompts_are_of_the_test_split_and_share_no_position(root: Path)
 def test_a_byte_order_mark_is_no_part_of_the_rows(tmp_path: Path) -> None:
     row = {"fen": chess.STARTING_FEN, "kind": "opening", "moves": ["e2e4"], "evals_cp": [3]}
     shard_path(tmp_path, 0).write_text(json.dumps(row), encoding="utf-8-sig")
-    ((read,), _, _) = documents.load_rows(tmp_path, 1, valued=False)
+    ((read,), _, _) = documents.load_rows(tmp_path, 1)
     assert read.moves == ("e2e4",)
 
 
 def test_a_broken_row_is_named(tmp_path: Path) -> None:
     shard_path(tmp_path, 0).write_text('{"fen": "nonsense"}\n')
     with pytest.raises(DataError, match="line 1"):
-        documents.load_rows(tmp_path, 1, valued=False)
+        documents.load_rows(tmp_path, 1)
     for moves in ([], ["e2e4", "d2d4"], 5):
         row = {"fen": chess.STARTING_FEN, "kind": "opening", "moves": moves, "evals_cp": [3]}
         shard_path(tmp_path, 0).write_text(json.dumps(row) + "\n")
         with pytest.raises(DataError, match="line 1"):
-            documents.load_rows(tmp_path, 1, valued=False)
+            documents.load_rows(tmp_path, 1)
     with pytest.raises(DataError, match=r"rookexp\.data"):
-        documents.load_rows(tmp_path / "none", 1, valued=False)
+        documents.load_rows(tmp_path / "none", 1)

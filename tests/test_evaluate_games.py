@@ -192,15 +192,7 @@ def test_the_shipped_problems_are_balanced_held_out_and_new() -> None:
     assert "train" not in {positions.split_of(key) for key in keys}
     rows = "".join((ASSETS / f"{name}.jsonl").read_text() for name in ("train", "eval")).splitlines()
     assert not {positions.position_key(chess.Board(json.loads(row)["fen"])) for row in rows} & set(keys)
-
-
-def test_made_problems_are_as_the_shipped_ones() -> None:
-    problems = mates.make(8, 1)
-    assert problems == mates.make(8, 1)
-    assert Counter(chess.Board(problem.fen).turn for problem in problems) == {True: 4, False: 4}
-    for problem in problems:
-        board = chess.Board(problem.fen)
-        assert board.is_valid()
+    for board, problem in zip(boards, problems, strict=True):
         found = []
         for move in list(board.legal_moves):
             board.push(move)

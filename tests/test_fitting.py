@@ -35,6 +35,11 @@ HARDWARE: dict[str, Any] = {"device": "cpu", "threads": None, "precision": "fp32
 HARDWARE |= {"decode": "eager", "fit": True, "grow": "micro_batch", "memory_gib": None, "keep_freed": True}
 
 
+def any_number(prompts: int) -> bool:
+    """That a task has so many prompts for a step."""
+    return True
+
+
 class Meter:
     """A memory of 100 GiB of which `fixed` are always taken and each row of a micro-batch takes one."""
 
@@ -266,7 +271,9 @@ def rollouts_finder(
         autocast=nullcontext,
     )
     here = Hardware(**HARDWARE | {"memory_gib": 1.0} | hardware)
-    found = fitting.for_rollouts(here, made.source, greedy, range(3), places, Batch(2, group_size, minibatches))
+    found = fitting.for_rollouts(
+        here, made.source, greedy, range(3), places, Batch(2, group_size, minibatches, any_number)
+    )
     assert found is not None
     return found
 
@@ -280,18 +287,16 @@ def test_rows_are_as_long_as_any_of_the_run() -> None:
     assert (case(24, 6, 1).prompt, case(24, 6, 1).completion) == (4, 20), "no room for both"
     assert case(12, 6, 1).completion == 10
     hardware = Hardware(**HARDWARE | {"memory_gib": 1.0})
-    documents = fitting.for_documents(
-        hardware, Documents((ids, [False] * len(ids)) for ids in ([1, 2], [1, 2, 3, 4], [5])), 32
-    )
+    documents = fitting.for_documents(hardware, Documents([([1, 2], 1), ([1, 2, 3, 4], 1), ([5], 1)]), 32)
     assert documents is not None
     assert documents.case == WorstCase(rows=32, prompt=0, completion=4, per_prompt=32, temperature=1.0)
     hardware.grow = "batch"
     with pytest.raises(ConfigError, match=r"hardware\.grow=batch: of rollouts alone; .*batch_documents"):
-        fitting.for_documents(hardware, Documents([([1], [False])]), 32)
+        fitting.for_documents(hardware, Documents([([1], 1)]), 32)
     hardware.fit = False
-    assert fitting.for_documents(hardware, Documents([([1], [False])]), 32) is None
+    assert fitting.for_documents(hardware, Documents([([1], 1)]), 32) is None
     made = grpo(policy())
-    assert fitting.for_rollouts(hardware, made.source, None, range(3), 24, Batch(2, 6, 1)) is None  # type: ignore[arg-type]
+    assert fitting.for_rollouts(hardware, made.source, None, range(3), 24, Batch(2, 6, 1, any_number)) is None  # type: ignore[arg-type]
 
 
 def test_what_is_decoded_is_the_largest_batch_of_the_run() -> None:
@@ -473,7 +478,9 @@ def test_a_step_has_as_many_prompts_as_one_micro_batch_holds(
     case = replace(SAMPLED, prompts=given)
 
     def finder(prompts: int, grow: str = "batch") -> fitting.Finder:
-        made = fitting.Finder(Hardware(**HARDWARE | {"grow": grow}), CASE, [case], Batch(prompts, 4, 1), None)
+        made = fitting.Finder(
+            Hardware(**HARDWARE | {"grow": grow}), CASE, [case], Batch(prompts, 4, 1, any_number), None
+        )
         made.memory = meter
         return made
 
@@ -512,7 +519,11 @@ def test_a_batch_is_found_anew_in_the_folder_of_a_failed_attempt_and_kept_by_a_r
     def finder(prompts: int, memory: Meter) -> fitting.Finder:
         here = Hardware(**HARDWARE | {"grow": "batch"})
         found = fitting.Finder(
-            here, replace(CASE, rows=4 * prompts), [replace(SAMPLED, prompts=prompts)], Batch(prompts, 4, 1), None
+            here,
+            replace(CASE, rows=4 * prompts),
+            [replace(SAMPLED, prompts=prompts)],
+            Batch(prompts, 4, 1, any_number),
+            None,
         )
         found.memory = memory
         return found

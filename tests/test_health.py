@@ -35,7 +35,7 @@ ONE_UPDATE = {"grpo": {"inner_epochs": 1, "minibatches": 1}}
 Told = list[dict[str, Any]]
 
 
-class Listener:
+class Listener(track.Tracker):
     """A tracker that keeps what the summary is told."""
 
     def __init__(self) -> None:

@@ -14,7 +14,6 @@ from rookexp.objectives.likelihood import Documents, NextToken
 # Document i begins with letter i + 1, so that a batch says which documents are in it; lengths 1 to 9.
 TEXTS = [[i + 1, *[(3 * i + j) % 16 + 1 for j in range(i)], EOT][: i + 1] for i in range(9)]
 PROMPTS = [0, 1, 1, 2, 3, 3, 4, 7, 9]  # tokens of each document's prompt
-ASKED = [[t < prompt for t in range(len(text))] for text, prompt in zip(TEXTS, PROMPTS, strict=True)]
 LEARNABLE = sum(len(text) - 1 for text in TEXTS)
 
 
@@ -23,7 +22,7 @@ def next_token(
 ) -> NextToken:
     return NextToken(
         policy=model or policy().double(),  # type: ignore[arg-type]
-        documents=Documents(zip(TEXTS, ASKED, strict=True)),
+        documents=Documents(zip(TEXTS, PROMPTS, strict=True)),
         batch_documents=batch_documents,
         prompt_weight=prompt_weight,
         seed=seed,
@@ -64,13 +63,13 @@ def test_the_order_follows_from_seed_and_epoch_alone() -> None:
 
 
 def test_documents_come_whole_padded_on_the_right_and_longest_first() -> None:
-    tokens, mask, asked = Documents(zip(TEXTS, ASKED, strict=True)).batch([2, 8, 0])
+    tokens, mask, prompt = Documents(zip(TEXTS, PROMPTS, strict=True)).batch([2, 8, 0])
     assert tokens.shape == (3, 9)
     assert [row[kept].tolist() for row, kept in zip(tokens, mask, strict=True)] == [TEXTS[8], TEXTS[2], TEXTS[0]]
     assert mask.sum(1).tolist() == [9, 3, 1]
-    assert asked.sum(1).tolist() == [9, 1, 0]
-    assert asked[1].tolist() == [True] + [False] * 8
-    assert len(Documents(zip(TEXTS, ASKED, strict=True))) == 9
+    assert prompt.sum(1).tolist() == [9, 1, 0]
+    assert prompt[1].tolist() == [True] + [False] * 8
+    assert len(Documents(zip(TEXTS, PROMPTS, strict=True))) == 9
 
 
 def naive(model: torch.nn.Module, texts: list[list[int]]) -> torch.Tensor:
@@ -108,7 +107,7 @@ def test_validation_loss_is_a_token_mean_whatever_the_batches_and_changes_nothin
     objective = next_token(model=model)
     before, batch = flat(model), objective.collect(3)[0].tokens
     held_out = [text[::-1] for text in TEXTS[3:]]
-    found = objective.validation_loss(Documents((text, [False] * len(text)) for text in held_out), batch_documents)
+    found = objective.validation_loss(Documents((text, 1) for text in held_out), batch_documents)
     assert found == pytest.approx(naive(model, held_out).item(), rel=1e-6)
     assert torch.equal(flat(model), before)
     assert torch.equal(objective.collect(3)[0].tokens, batch)
@@ -118,7 +117,7 @@ def test_validation_loss_is_a_token_mean_whatever_the_batches_and_changes_nothin
 def test_bf16_is_near() -> None:
     exact, rounded = next_token(9, model=policy()), next_token(9, model=policy())
     rounded.autocast = bf16
-    held_out = Documents(zip(TEXTS, ASKED, strict=True))
+    held_out = Documents(zip(TEXTS, PROMPTS, strict=True))
     found, expected = (objective.validation_loss(held_out, 9) for objective in (rounded, exact))
     assert found == pytest.approx(expected, rel=0.01)
     assert found != expected
@@ -156,5 +155,5 @@ def test_a_prompts_tokens_count_as_much_as_they_are_told_to(prompt_weight: float
             total -= weight * logits.log_softmax(-1)[text[t]].item()
             count += weight
     assert objective.loss(experience).total.item() == pytest.approx(total / count, rel=1e-6)
-    held_out = Documents(zip(TEXTS, ASKED, strict=True))
+    held_out = Documents(zip(TEXTS, PROMPTS, strict=True))
     assert objective.validation_loss(held_out, 4) == next_token(9, model=model).validation_loss(held_out, 4)

@@ -11,9 +11,10 @@ import chess
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import ByteLevelBPETokenizer
 
 from rookexp import tokenizers
-from rookexp.chess_text import asked_of, prompt_of
+from rookexp.chess_text import prompt_of
 from rookexp.tokenizers import Tokenizer
 
 BOARDS = (
@@ -51,34 +52,22 @@ def test_documents_come_back_and_prompts_are_prefixes(make: Callable[[], Tokeniz
 
 
 @pytest.mark.parametrize("make", [tokenizers.square_aware, tokenizers.characters])
-def test_what_is_marked_of_documents_is_their_prompts(make: Callable[[], Tokenizer], monkeypatch: Any) -> None:
+def test_documents_are_cut_where_their_prompts_end(make: Callable[[], Tokenizer], monkeypatch: Any) -> None:
     monkeypatch.setattr(tokenizers, "AT_ONCE", 2)
     tokenizer, texts = make(), documents()
     prompts = [prompt_of(text) for text in texts]
-    for (ids, marks), text, prompt in zip(
-        tokenizer.encode_marked(texts, [[(0, len(prompt))] for prompt in prompts]), texts, prompts, strict=True
-    ):
-        assert ids == tokenizer.encode(text)
-        count = len(tokenizer.encode(prompt))
-        assert marks == [True] * count + [False] * (len(ids) - count)
+    found = list(tokenizer.encode_cut(texts, [len(prompt) for prompt in prompts]))
+    assert found == [(tokenizer.encode(a), len(tokenizer.encode(b))) for a, b in zip(texts, prompts, strict=True)]
 
 
-@pytest.mark.parametrize("make", [tokenizers.square_aware, tokenizers.characters])
-def test_lists_are_marked_and_what_stands_between_them_is_not(make: Callable[[], Tokenizer]) -> None:
-    tokenizer = make()
-    pieces = ["L: 8/8/8/8/8/k7/8/K7 w - - 0 1  M:", " a1b1 a1a2 E:", " 0.0 9.0", " b7b8q a1b1 E:", " 0.25 -3.1"]
-    text = "".join(pieces)
-    ((ids, marks),) = tokenizer.encode_marked([text], [asked_of(text)])
-    assert ids == tokenizer.encode(text)
-    assert tokenizer.decode([i for i, mark in zip(ids, marks, strict=True) if not mark]) == pieces[2] + pieces[4]
-
-
-def test_a_token_across_the_end_of_a_span_is_not_in_it() -> None:
-    tokenizer = tokenizers.bpe(documents(), 300)
+def test_a_token_across_the_cut_is_not_the_prompts(tmp_path: Path) -> None:
+    learned = ByteLevelBPETokenizer()
+    learned.train_from_iterator(documents(), 300, special_tokens=[tokenizers.END_OF_TEXT], show_progress=False)
+    learned.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.from_folder(tmp_path)
     text = next(t for t in documents() if len(tokenizer.encode(t)) < len(t))
     for cut in range(len(text) + 1):
-        ((ids, marks),) = tokenizer.encode_marked([text], [[(0, cut)]])
-        count = sum(marks)
+        ((ids, count),) = tokenizer.encode_cut([text], [cut])
         inside, further = (len(tokenizer.decode(ids[:n])) for n in (count, count + 1))
         assert inside <= cut
         assert further > cut or count == len(ids)
@@ -143,10 +132,3 @@ def test_made_tokenizers_are_saved_whole(tmp_path: Path) -> None:
     for text in documents():
         assert again.encode(text) == tokenizer.encode(text) == theirs(text)["input_ids"]
         assert again.decode(again.encode(text)) == text == theirs.decode(tokenizer.encode(text))
-
-
-def test_bpe_learns_from_texts() -> None:
-    tokenizer = tokenizers.bpe(documents(), 300)
-    assert 257 <= tokenizer.vocab_size <= 300
-    assert all(tokenizer.decode(tokenizer.encode(text)) == text for text in documents())
-    assert len(tokenizer.encode(documents()[0])) < len(documents()[0])

@@ -106,7 +106,7 @@ def reinforced(reward: Any = None, minibatches: int = 1, **changes: Any) -> set[
 
 
 def pretrained() -> set[str]:
-    documents = Documents([([1, 2, 3, EOT], [False] * 4), ([4, 5, EOT], [False] * 3)])
+    documents = Documents([([1, 2, 3, EOT], 1), ([4, 5, EOT], 1)])
     objective = NextToken(
         policy=policy(),
         documents=documents,

@@ -180,7 +180,7 @@ def test_time_left_is_median_pace_times_steps_left(monkeypatch: pytest.MonkeyPat
     assert [console.duration(s) for s in (0.4, 59.6, 187, 7505)] == ["0s", "1m00s", "3m07s", "2h05m"]
 
 
-class Recorder:
+class Recorder(track.Tracker):
     def __init__(self, log: list[str], broken: bool) -> None:
         self.calls = log
         self.broken = broken

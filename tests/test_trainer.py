@@ -22,6 +22,7 @@ from rookexp.evaluation import Greedy
 from rookexp.models.gpt2 import GPT2
 from rookexp.reference import EmaSync
 from rookexp.schedule import Cosine
+from rookexp.track import Tracker
 from rookexp.types import Experience, LossTerms
 
 AGGREGATIONS = list(aggregation.BY_NAME.values())
@@ -424,16 +425,10 @@ class Run:
             minibatches=2,
             micro_batch=4,
             grad_clip=0.5,
-            tracker=self.record if loud else Silent(),
+            tracker=self.record if loud else Tracker(),
             evaluate=greedy if loud else None,
             eval_every=2,
         )
-
-
-class Silent:
-    """A tracker that forgets."""
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
 
 def test_logging_changes_nothing() -> None:

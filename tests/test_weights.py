@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import ByteLevelBPETokenizer
 
 from rookexp import policies, tokenizers
 from rookexp.errors import ConfigError, DataError
@@ -374,9 +375,12 @@ def test_any_refusal_of_the_hub_is_one_line(monkeypatch):
 def made(tmp_path_factory) -> Path:
     transformers = pytest.importorskip("transformers")
     path = tmp_path_factory.mktemp("released")
-    words = tokenizers.bpe([f"P: 8/8/8/8 w - - 0 1 M: e2e{i} E: 0.{i} B: e2e4" for i in range(10)], 300)
-    words.backend.model.save(str(path))
-    words.backend.save(str(path / "tokenizer.json"))
+    texts = [f"P: 8/8/8/8 w - - 0 1 M: e2e{i} E: 0.{i} B: e2e4" for i in range(10)]
+    learned = ByteLevelBPETokenizer()
+    learned.train_from_iterator(texts, 300, special_tokens=[tokenizers.END_OF_TEXT], show_progress=False)
+    learned.save_model(str(path))
+    learned.save(str(path / "tokenizer.json"))
+    words = tokenizers.Tokenizer.from_folder(path)
     config = transformers.GPT2Config(
         **SMALL | {"vocab_size": words.vocab_size}, bos_token_id=words.eot_id, eos_token_id=words.eot_id
     )

@@ -17,6 +17,7 @@ from rookexp.models.gpt2 import GPT2, GPT2Config
 from rookexp.objectives.grpo import GRPO
 from rookexp.reference import Never
 from rookexp.returns import Gae
+from rookexp.track import Tracker
 from rookexp.trainer import Trainer
 from rookexp.types import Experience, Prompt, Scores
 
@@ -122,7 +123,7 @@ def gae(**changes: Any) -> Gae:
     return Gae(**arguments | {"value_coef": 0.3, "value_clip": 0.2, "detach": False} | changes)
 
 
-class Record:
+class Record(Tracker):
     """A tracker that remembers."""
 
     def __init__(self) -> None:

@@ -12,9 +12,10 @@ from rookexp import build, generate, nodes, ops, policies
 from rookexp.benchmark.turns import Stopwatch, Turns, peak_bytes
 from rookexp.benchmark.workload import read_prompts
 from rookexp.hardware import Hardware
+from rookexp.track import Tracker
 
 
-class StepTracker:
+class StepTracker(Tracker):
     """A tracker that ends a turn when a step is logged, and waits for the next."""
 
     def __init__(self, turns: Turns, watch: Stopwatch) -> None:

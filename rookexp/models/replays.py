@@ -118,7 +118,7 @@ class Replays:
         prompts, (steps, n) = len(cache.lengths), uniforms.shape
         size = -(-cache.prompt_keys.shape[3] // PROMPT_STEP) * PROMPT_STEP
         capacity = -(-(steps - 1) // WINDOW) * WINDOW  # the last token drawn is never fed back
-        key = (type(model), product_dtype(uniforms.device.type), prompts, n, size, capacity, sampling, eot_id)
+        key = (product_dtype(uniforms.device.type), prompts, n, size, capacity, sampling, eot_id)
         shape = size, n // prompts, capacity
         floats = StaticCache.floats(cache, *shape)
         if self.memory is None or len(self.memory) < floats:

@@ -16,41 +16,41 @@ from rookexp.types import Experience, LossTerms, Policy
 
 
 class Documents:
-    """Token documents in one flat tensor, each of which ends with its end-of-text token."""
+    """Token documents in one flat tensor; each begins with a prompt and ends with its end-of-text token."""
 
-    def __init__(self, documents: Iterable[tuple[Sequence[int], Sequence[bool]]]) -> None:
-        """Of each document its ids, and whether each of them is asked."""
-        flat, lengths, asked = array("i"), array("q"), bytearray()
-        for ids, marks in documents:
+    def __init__(self, documents: Iterable[tuple[Sequence[int], int]]) -> None:
+        """Of each document its ids, and how many of them are its prompt."""
+        flat, lengths, prompt_lengths = array("i"), array("q"), array("q")
+        for ids, prompt_length in documents:
             flat.extend(ids)
             lengths.append(len(ids))
-            asked.extend(marks)
+            prompt_lengths.append(prompt_length)
         self.flat = torch.frombuffer(flat, dtype=torch.int32)
         self.lengths = torch.frombuffer(lengths, dtype=torch.long)
-        self.asked = torch.frombuffer(asked, dtype=torch.bool)
+        self.prompt_lengths = torch.frombuffer(prompt_lengths, dtype=torch.long)
         self.ends = self.lengths.cumsum(0)
 
     def __len__(self) -> int:
         return len(self.ends)
 
     def batch(self, rows: Sequence[int]) -> tuple[Int[Tensor, "n t"], Bool[Tensor, "n t"], Bool[Tensor, "n t"]]:
-        """Right-padded ids (N, T), longest row first, their mask (N, T), and which of them are asked (N, T)."""
-        spans = [(int(self.ends[r - 1]) if r else 0, int(self.ends[r])) for r in rows]
+        """Right-padded ids (N, T), longest row first, their mask (N, T), and which of them are a prompt's (N, T)."""
+        spans = [(int(self.ends[r - 1]) if r else 0, int(self.ends[r]), int(self.prompt_lengths[r])) for r in rows]
         spans.sort(key=lambda span: span[0] - span[1])
         width = spans[0][1] - spans[0][0]
         tokens = torch.zeros(len(spans), width, dtype=torch.long)
-        mask, asked = torch.zeros(2, len(spans), width, dtype=torch.bool)
-        for i, (start, end) in enumerate(spans):
+        mask, prompt = torch.zeros(2, len(spans), width, dtype=torch.bool)
+        for i, (start, end, prompt_length) in enumerate(spans):
             tokens[i, : end - start] = self.flat[start:end]
             mask[i, : end - start] = True
-            asked[i, : end - start] = self.asked[start:end]
-        return tokens, mask, asked
+            prompt[i, :prompt_length] = True
+        return tokens, mask, prompt
 
 
 class NextToken:
     """Mean negative log-likelihood in nats per token; every token but a document's first is predicted.
 
-    A token that is asked, as those of a prompt are, counts `prompt_weight` times as much as another one.
+    A token of a prompt counts `prompt_weight` times as much as another one.
     """
 
     def __init__(
@@ -127,9 +127,9 @@ class NextToken:
 
     def _experience(self, documents: Documents, rows: Sequence[int], prompt_weight: float) -> Experience:
         """Documents with a weight at every token but the first; the weights sum to 1."""
-        tokens, mask, asked = (x.to(self.device) for x in documents.batch(rows))
+        tokens, mask, prompt = (x.to(self.device) for x in documents.batch(rows))
         mask[:, 0] = False
-        weights = mask * torch.where(asked, prompt_weight, 1.0)
+        weights = mask * torch.where(prompt, prompt_weight, 1.0)
         weights = weights / weights.sum().clamp(min=torch.finfo(weights.dtype).tiny)
         zeros = torch.zeros_like(weights)
         none = torch.zeros_like(tokens[:, 0])

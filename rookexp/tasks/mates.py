@@ -1,11 +1,10 @@
-"""Mate in one: problems that are read or made, and what P answers make of them."""
+"""Mate in one: problems that are read, and what P answers make of them."""
 
 from __future__ import annotations
 
 import json
-import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,9 @@ import chess
 
 from rookexp import chess_text
 from rookexp.errors import DataError
-from rookexp.tasks import positions
 from rookexp.tasks.figures import Figures, Tally, by_side
 from rookexp.tasks.p_figures import SIDES, highest_valued
 
-GAME_PLIES = 120  # of a random game that is searched for problems
 MOVE_NUMBER = re.compile(r"\d+\.+")
 
 
@@ -91,36 +88,6 @@ def mate_figures(problems: Sequence[Problem], completions: Sequence[str], prompt
     return whole.figures() | by_side(sides)
 
 
-def make(count: int, seed: int) -> list[Problem]:
-    """Problems, half of them White's, half from random games and half constructed endgames; the same for a seed.
-
-    No two are the same position, and none is one that a corpus trains on: where a position would be, one man is put
-    elsewhere. `count` is a multiple of 4.
-    """
-    seen: set[str] = set()
-    found: list[Problem] = []
-    for source in (_game_positions, _endgame_positions):
-        rng = random.Random(f"{seed}/{source.__name__}")
-        wanted = dict.fromkeys(chess.COLORS, count // 4)
-        for position in source(rng):
-            if not any(wanted.values()):
-                break
-            board = _held_out(position, rng) if wanted[position.turn] and mating_moves(position) else None
-            if board is None or (key := positions.position_key(board)) in seen:
-                continue
-            seen.add(key)
-            wanted[board.turn] -= 1
-            found.append(Problem(board.fen(en_passant="fen"), mating_moves(board), None))
-    random.Random(seed).shuffle(found)
-    return found
-
-
-def write(problems: Sequence[Problem], file: Path) -> None:
-    """JSON lines that `read` takes."""
-    rows = ({"fen": problem.fen, "mates": problem.mates} for problem in problems)
-    file.write_text("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows), encoding="utf-8")
-
-
 def _mates(board: chess.Board, move: chess.Move) -> bool:
     board.push(move)
     mate = board.is_checkmate()
@@ -151,35 +118,3 @@ def _problem(row: dict[str, Any]) -> Problem:
     if not mates:
         raise ValueError(f"no move mates: {fen!r}")
     return Problem(fen, mates, target)
-
-
-def _held_out(board: chess.Board, rng: random.Random) -> chess.Board | None:
-    """The position, or a like one with a mate in one that no corpus trains on; None where none is found."""
-    men = [(square, piece) for square, piece in board.piece_map().items() if piece.piece_type != chess.KING]
-    changes = [(square, piece, to) for square, piece in men for to in chess.SquareSet(~board.occupied)]
-    for change in (None, *rng.sample(changes, len(changes))):
-        changed = board.copy(stack=False)
-        if change is not None:
-            square, piece, to = change
-            changed.remove_piece_at(square)
-            changed.set_piece_at(to, piece)
-            changed.ep_square = None
-            changed.castling_rights = changed.clean_castling_rights()
-        held_out = positions.split_of(positions.position_key(changed)) != "train"
-        if held_out and changed.is_valid() and mating_moves(changed):
-            return changed
-    return None
-
-
-def _game_positions(rng: random.Random) -> Iterator[chess.Board]:
-    """Every position of random games, one after the other."""
-    while True:
-        board = chess.Board()
-        while board.ply() < GAME_PLIES and not board.is_game_over():
-            board.push(positions.weighted_move(board, rng))
-            yield board
-
-
-def _endgame_positions(rng: random.Random) -> Iterator[chess.Board]:
-    while True:
-        yield positions.endgame(rng)
