@@ -29,7 +29,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # <malloc.h> of glibc
 KEPT_BYTES = (1 << 30, 1 << 25)  # 32 MiB is the most that an older glibc takes
 NEVER = -1  # as M_TRIM_THRESHOLD: however much is free
 GIB = 1 << 30
-SIZES, GPU_SIZES = (24, 512), (64, 8192)  # micro-batch and head chunk where none is given
+SIZES, GPU_SIZES = (24, 1024), (64, 8192)  # micro-batch and head chunk where none is given
 CLEAR_REFS = Path("/proc/self/clear_refs")  # Linux: 5 makes the peak what is resident now
 CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 

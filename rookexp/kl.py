@@ -134,7 +134,8 @@ def legacy_sampled(
 class Exact:
     """A divergence that needs both distributions whole."""
 
-    formula: ops.Divergence  # (log p, log q), each (..., V), to (...)
+    formula: Callable[[Tensor, Tensor], Tensor]  # (log p, log q), each (..., V), to (...)
+    shares: ops.Divergence  # the same, as `ops.token_stats` computes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +146,9 @@ class Sampled:
 
 
 TYPES: Mapping[str, Exact | Sampled] = {
-    "forward": Exact(forward),
-    "reverse": Exact(reverse),
-    "symmetric": Exact(symmetric),
+    "forward": Exact(forward, (1.0, 0.0)),
+    "reverse": Exact(reverse, (0.0, 1.0)),
+    "symmetric": Exact(symmetric, (0.5, 0.5)),
     "k1": Sampled(k1),
     "k2": Sampled(k2),
     "k3": Sampled(k3),

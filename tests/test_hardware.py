@@ -95,7 +95,7 @@ def test_graphs_are_of_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(set(made)) == 2, "a model's own"
 
 
-@pytest.mark.parametrize(("device", "sizes"), [("cpu", (24, 512)), ("cuda", (64, 8192))])
+@pytest.mark.parametrize(("device", "sizes"), [("cpu", (24, 1024)), ("cuda", (64, 8192))])
 def test_sizes_that_are_not_given_are_those_of_the_device(
     device: str, sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

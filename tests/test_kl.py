@@ -353,6 +353,7 @@ def test_every_word_names_its_formula():
     exact = {"forward": kl.forward, "reverse": kl.reverse, "symmetric": kl.symmetric}
     sampled = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3, "abs": kl.absolute}
     sampled |= {"ratio_k3": kl.ratio_k3, "legacy_sampled": kl.legacy_sampled}
-    kinds = {word: Exact(formula) for word, formula in exact.items()}
+    shares = {"forward": (1.0, 0.0), "reverse": (0.0, 1.0), "symmetric": (0.5, 0.5)}
+    kinds = {word: Exact(formula, shares[word]) for word, formula in exact.items()}
     kinds |= {word: Sampled(formula) for word, formula in sampled.items()}
     assert kinds == kl.TYPES

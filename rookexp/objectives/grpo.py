@@ -99,7 +99,7 @@ class GRPO:
             seed=seed,
             autocast=autocast,
         )
-        self.measured = divergence.formula if isinstance(divergence, kl.Exact) else kl.forward
+        self.measured = divergence.shares if isinstance(divergence, kl.Exact) else (1.0, 0.0)
         self.modules: dict[str, nn.Module] = {"baseline": baseline, "coefficient": coefficient}
         self.reference: SamplingPolicy | None = None
         if coefficient.can_be_nonzero:
