@@ -22,7 +22,7 @@ from rookexp import check, mistakes, recipes, resume, runs
 from rookexp.errors import ConfigError, SweepFailed
 from rookexp.files import write_atomic
 from rookexp.run_info import redacted
-from rookexp.sweep import job, liveness, outcome, results, space, study
+from rookexp.sweep import job, liveness, outcome, results, space, standing, study
 from rookexp.sweep.liveness import Worker
 from rookexp.sweep.settings import PREFIX, SEED, settings
 from rookexp.sweep.study import Book, Plan
@@ -291,7 +291,7 @@ class Sweep:
                 near = check.nearest(name, [*runs.figures(rows), *rows[-1]]) if rows else ""
                 state, reason = TrialState.FAIL, f"seed {seed}: {name} is not a number, or was not logged{near}"
             else:
-                spread = {name: results.spread(self.plan, known, name).value for name in names}
+                spread = {name: standing.spread(self.plan, known, name).value for name in names}
                 values = [spread[name] for name in self.plan.settings.objectives]
                 self.book.constrain(trial, outcome.excess(self.plan, spread))
         if reason:
