@@ -11,11 +11,11 @@ from typing import Any
 
 from rookexp import check, measures, runs, statistics
 from rookexp.errors import ConfigError, DataError
+from rookexp.run_info import CONFIG, SWEEP, TRIAL
 from rookexp.runs import Run
 from rookexp.statistics import Difference, Interval
 
 SHOWN = 8  # names in a note
-TRIAL, SWEEP = "trial.json", "sweep.json"
 MAIN = "gain"  # the figure by which points are judged, unless a sweep has another objective
 
 
@@ -91,7 +91,7 @@ def compare(folders: Sequence[Path], *, baseline: str | None = None) -> Comparis
     missing = next((folder for folder in folders if not folder.exists()), None)
     if missing is not None or not found:
         why = f"{missing}: no such folder" if missing is not None else f"{' '.join(map(str, folders))}: no run in it"
-        raise DataError(f"{why}; allowed: run folders (with a {runs.CONFIG}) and folders that hold them")
+        raise DataError(f"{why}; allowed: run folders (with a {CONFIG}) and folders that hold them")
     notes = [f"{folder}: no run in it; left out" for folder, some in inside.items() if folder.is_dir() and not some]
     read = [runs.read(folder) for folder in dict.fromkeys(path.resolve() for path in found)]
     follow = runs.following([runs.flat(run.config) for run in read])

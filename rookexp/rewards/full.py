@@ -13,7 +13,7 @@ from rookexp.rewards.chess import Asked, PJudged, known_evals
 from rookexp.rewards.environment import AJudged, Given
 from rookexp.rewards.judges import listed_share, mean_over_lines
 from rookexp.rewards.rows import Row
-from rookexp.rewards.weighted import flags_right, value_error
+from rookexp.rewards.weighted import DIGITS, flags_right, value_error
 
 Penalty = Annotated[float, Le(0)]
 FORMED, COMPLETE, CANDIDATES, EVALS, BEST = 0.2, 0.1, 0.5, 0.2, 1.0
@@ -21,7 +21,6 @@ STATE_FORMED, FEN, FEN_SIMILAR, VALUE, FLAGS = 0.1, 1.0, 0.5, 0.3, 0.1
 LEAST_SIMILAR, VALUE_ERROR = 0.5, 0.01
 NOTHING = -0.1
 MOST_MOVES, LEAST_MOVES = 6, 2
-DIGITS = 9  # in which a mean that is exactly on a rung is there, whatever its floats say
 CONTENT = (0.3, 0.7)  # what the content must exceed for the two highest rungs
 
 

@@ -56,7 +56,7 @@ def row(plan: Plan, trial: FrozenTrial) -> dict[str, Any]:
         values = spread(plan, known, name)
         if math.isfinite(values.value):
             found |= {name: values.value, f"{name}_low": values.low, f"{name}_high": values.high}
-    return found | {key: value for key, value in trial.user_attrs.get("excess", {}).items() if value > 0}
+    return found | {key: value for key, value in trial.user_attrs.get(study.EXCESS, {}).items() if value > 0}
 
 
 def summary(now: Standing) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def table(now: Standing) -> tuple[list[str], list[list[str]]]:
         cells = [str(trial.number), *map(check.spell, plan.space.snapped(trial.params).values())]
         if trial.state == TrialState.COMPLETE:
             cells += [interval_text(spread(plan, trial.user_attrs[study.FIGURES], name)) for name in objectives]
-            broken = [name for name, value in trial.user_attrs["excess"].items() if value > 0]
+            broken = [name for name, value in trial.user_attrs[study.EXCESS].items() if value > 0]
             if broken:
                 cells.append(f"breaks {', '.join(broken)}")
             elif base is not None:

@@ -146,7 +146,7 @@ class Standing:
 
 def feasible(trial: FrozenTrial) -> bool:
     """Whether a trial keeps the constraints."""
-    return all(value <= 0 for value in trial.user_attrs.get("excess", {}).values())
+    return all(value <= 0 for value in trial.user_attrs.get(study.EXCESS, {}).values())
 
 
 def spread(plan: Plan, known: Figures, name: str) -> Interval:
