@@ -21,7 +21,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a checkout without an install will do
 
-from rookexp import runs, statistics, track, verdict  # noqa: E402
+from rookexp import run_info, runs, statistics, track, verdict  # noqa: E402
 
 RUNS = ROOT / "multirun" / "study"
 FIGURE, TABLE = ROOT / "docs" / "study.png", ROOT / "docs" / "study.md"
@@ -51,7 +51,7 @@ def folder(variant: str, seed: int) -> Path:
 def train(words: Sequence[str], variant: str, seed: int, threads: int | None) -> str:
     """Trains one run unless it is finished; what is to be said of it."""
     where = folder(variant, seed)
-    if (where / runs.CONFIG).is_file() and runs.read(where).status == "finished":
+    if (where / run_info.CONFIG).is_file() and runs.read(where).status == "finished":
         return f"{variant}, seed {seed}: there already"
     typed = ["experiment=study", *words, f"seed={seed}", f"hydra.run.dir='{where}'"]
     typed += [] if threads is None else [f"hardware.threads={threads}"]

@@ -6,8 +6,6 @@ A table in the terminal, runs.csv and points.csv, and compare.html, one page tha
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,23 +58,13 @@ def compare(argv: Sequence[str]) -> None:
     print(f"page: {asked.out / PAGE}  tables: {asked.out / POINTS}, {asked.out / RUNS}")
 
 
-def write_page(folders: Sequence[Path], path: Path) -> None:
-    """The page of the runs in `folders`, such as one sweep's; it replaces an older one in one move.
-
-    Raises: DataError where there is no run yet.
-    """
-    from rookexp import page, points
-
-    page.write(points.compare(folders), path)
-
-
 def write_tables(comparison: Comparison, folder: Path) -> None:
     """points.csv, a line a point with means, 95 % intervals and paired differences; runs.csv, a line a run."""
-    from rookexp.files import write_atomic
+    from rookexp.files import csv_of, write_atomic
 
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(folder / POINTS, _csv([point_row(comparison, point) for point in comparison.points]))
-    write_atomic(folder / RUNS, _csv([row for point in comparison.points for row in run_rows(point)]))
+    write_atomic(folder / POINTS, csv_of([point_row(comparison, point) for point in comparison.points], nan=""))
+    write_atomic(folder / RUNS, csv_of([row for point in comparison.points for row in run_rows(point)], nan=""))
 
 
 def point_row(comparison: Comparison, point: Point) -> dict[str, Any]:
@@ -187,15 +175,6 @@ def _fits(made: Table, console: Console) -> bool:
         console.print(made)
     text = seen.get()
     return "…" not in text and "point" in text
-
-
-def _csv(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows under all their keys; what a row does not have, and what is no number, is empty."""
-    made = io.StringIO()
-    writer = csv.DictWriter(made, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({key: "" if value != value else value for key, value in row.items()} for row in rows)
-    return made.getvalue()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge, Gt
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.live import Live
     from rich.progress import Progress
+    from rich.table import Table
 
 PACE_STEPS = 20  # the time left is the median time of that many steps, times the steps left
 
@@ -114,6 +115,19 @@ def reader(file: IO[str] | None, width: int) -> Console:
     if out.isatty():
         return Console(file=out)
     return Console(file=out, force_terminal=False, no_color=True, color_system=None, width=width)
+
+
+def plain_table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
+    """A table without lines, which folds long cells and takes no word for markup."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    made = Table(box=None, pad_edge=False)
+    for heading in headings:
+        made.add_column(escape(heading), overflow="fold")
+    for row in rows:
+        made.add_row(*map(escape, row))
+    return made
 
 
 def duration(seconds: float) -> str:

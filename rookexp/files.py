@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 @contextmanager
@@ -20,3 +23,12 @@ def write_atomic(path: Path, text: str) -> None:
     """Replaces the file's text."""
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8", newline="\n")
+
+
+def csv_of(rows: Sequence[Mapping[str, Any]], *, nan: str) -> str:
+    """The rows as CSV under all their keys; what a row does not have is empty, what is no number `nan`."""
+    made = io.StringIO()
+    writer = csv.DictWriter(made, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: nan if value != value else value for key, value in row.items()} for row in rows)
+    return made.getvalue()

@@ -11,7 +11,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from rookexp import policies, resume, runs
+from rookexp import policies, resume, run_info, runs
 from rookexp.models import weights
 
 KINDS = {"path": "model", "data": "dataset"}  # the key beside `revision` -> what it names on the Hub
@@ -33,7 +33,7 @@ def as_before(config: Mapping[str, Any], folder: Path, typed: Sequence[str]) -> 
     What is `typed` otherwise than then stands, and so does the revision of another repository.
     """
     found = deepcopy(dict(config))
-    if not (folder / runs.CONFIG).is_file():
+    if not (folder / run_info.CONFIG).is_file():
         return found
     before, now, then = runs.flat(runs.read_config(folder)), runs.flat(config), runs.overrides(folder)
     for key, value in before.items():

@@ -8,8 +8,7 @@ from typing import Any
 
 from rookexp import check, checkpoint, measures, runs
 from rookexp.errors import ConfigError
-from rookexp.run_info import redacted
-from rookexp.sweep import job
+from rookexp.run_info import CONFIG, TRIAL, redacted
 
 ASKED = (runs.SEED, "task", "eval.positions", "corpus", "validation_documents")
 # The evaluation sees nothing of these, but of a kind's sampling what is in `measures.SCORED`.
@@ -26,7 +25,7 @@ def refuse_other(folder: Path, config: Mapping[str, Any], *, swept: bool) -> Non
     Raises: ConfigError with each key, its value so far and the new one; DataError for a damaged config.yaml.
     """
     newest = checkpoint.latest(folder)
-    if newest is None or not (folder / runs.CONFIG).is_file():
+    if newest is None or not (folder / CONFIG).is_file():
         return  # nothing to go on with, which the start says
     before, now = runs.flat(runs.read_config(folder)), runs.flat(redacted(config))
     judged = _trains if swept else _measures
@@ -42,7 +41,7 @@ def refuse_other(folder: Path, config: Mapping[str, Any], *, swept: bool) -> Non
     if swept:
         raise ConfigError(
             f"{folder}: a job of a sweep, whose values are the sweep's: {listed}; to train on with others copy the "
-            f"folder, delete {job.NOTE} in the copy and resume that"
+            f"folder, delete {TRIAL} in the copy and resume that"
         )
     keeps = "task, reward and evaluation" if "task" in config else "corpus and validation"
     raise ConfigError(

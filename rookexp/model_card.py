@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from rookexp import __version__, boards, checkpoint, report, runs
+from rookexp import __version__, boards, checkpoint, report, run_info, runs
 from rookexp.errors import DataError
 from rookexp.models import weights
 from rookexp.models.gpt2 import GPT2
@@ -56,9 +56,9 @@ def origin_of(folder: Path) -> Origin | None:
     """
     folder = folder.resolve()
     step, home = checkpoint.NAME.fullmatch(folder.parent.name), folder.parent.parent.parent
-    if folder.name != checkpoint.MODEL or step is None or not (home / runs.CONFIG).is_file():
+    if folder.name != checkpoint.MODEL or step is None or not (home / run_info.CONFIG).is_file():
         return None
-    path = home / "run.json"
+    path = home / run_info.INFO
     try:
         info = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         if not isinstance(info, dict):

@@ -11,11 +11,11 @@ from typing import Any
 
 from rookexp import check, measures, runs, statistics
 from rookexp.errors import ConfigError, DataError
+from rookexp.run_info import CONFIG, SWEEP, TRIAL
 from rookexp.runs import Run
 from rookexp.statistics import Difference, Interval
 
 SHOWN = 8  # names in a note
-TRIAL, SWEEP = "trial.json", "sweep.json"
 MAIN = "gain"  # the figure by which points are judged, unless a sweep has another objective
 
 
@@ -47,6 +47,10 @@ class Point:
     def interval(self, figure: str) -> Interval:
         """Mean over the seeds of finished runs, with Student's t interval."""
         return statistics.mean(list(self.by_seed(figure).values()))
+
+    def unlike(self, other: Point, figure: str) -> str | None:
+        """Why a figure is not the same measure in the two, as under two rewards; None where it is."""
+        return measures.unlike(figure, self.runs[0], other.runs[0], self.asked, other.asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,7 @@ def compare(folders: Sequence[Path], *, baseline: str | None = None) -> Comparis
     missing = next((folder for folder in folders if not folder.exists()), None)
     if missing is not None or not found:
         why = f"{missing}: no such folder" if missing is not None else f"{' '.join(map(str, folders))}: no run in it"
-        raise DataError(f"{why}; allowed: run folders (with a {runs.CONFIG}) and folders that hold them")
+        raise DataError(f"{why}; allowed: run folders (with a {CONFIG}) and folders that hold them")
     notes = [f"{folder}: no run in it; left out" for folder, some in inside.items() if folder.is_dir() and not some]
     read = [runs.read(folder) for folder in dict.fromkeys(path.resolve() for path in found)]
     follow = runs.following([runs.flat(run.config) for run in read])
@@ -99,13 +103,7 @@ def compare(folders: Sequence[Path], *, baseline: str | None = None) -> Comparis
     varying = dict(sorted(varying.items(), key=lambda item: any("/" in str(value) for value in item[1])))  # paths last
     names = _names(members)
     points = tuple(
-        Point(
-            name=name,
-            runs=tuple(group),
-            figures=tuple(runs.figures(run.rows) for run in group),
-            settings={key: values[i] for key, values in varying.items()},
-            asked=measures.asked(group),
-        )
+        of(name, group, {key: values[i] for key, values in varying.items()})
         for i, (name, group) in enumerate(zip(names, members, strict=True))
     )
     base = _baseline(points, baseline, folders, notes)
@@ -115,6 +113,12 @@ def compare(folders: Sequence[Path], *, baseline: str | None = None) -> Comparis
     notes += _notes(points, varying)
     title = folders[0].resolve().name if len(folders) == 1 else f"{len(points)} points, {len(read)} runs"
     return Comparison(title, points, base, beside, main, tuple(notes), minimized)
+
+
+def of(name: str, group: Sequence[Run], settings: dict[str, Any]) -> Point:
+    """Runs that differ in the seed only as a point."""
+    figures = tuple(runs.figures(run.rows) for run in group)
+    return Point(name, tuple(group), figures, settings, measures.asked(group))
 
 
 def label(key: str, value: Any) -> str:
@@ -220,7 +224,7 @@ def _beside(point: Point, base: Point, main: str, comparisons: int) -> dict[str,
         ours, theirs = point.by_seed(figure), base.by_seed(figure)
         if not ours or not theirs:
             continue
-        refused = measures.unlike(figure, point.runs[0], base.runs[0], point.asked, base.asked)
+        refused = point.unlike(base, figure)
         found[figure] = refused or statistics.compared(ours, theirs, comparisons=comparisons if figure == main else 1)
     return found
 

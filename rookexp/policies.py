@@ -13,7 +13,7 @@ from annotated_types import Ge
 from jaxtyping import Float
 from torch import Tensor
 
-from rookexp import check, checkpoint, chess_text, generate, runs, tokenizers
+from rookexp import check, checkpoint, chess_text, generate, run_info, runs, tokenizers
 from rookexp.errors import ConfigError, DataError
 from rookexp.models import weights
 from rookexp.models.gpt2 import GPT2, GPT2Config
@@ -103,7 +103,7 @@ def model_folder(path: Path) -> Path:
     """
     if (path / checkpoint.TRAINER).is_file():
         return path / checkpoint.MODEL
-    is_run = (path / checkpoint.FOLDER).is_dir() or (path / runs.CONFIG).is_file()
+    is_run = (path / checkpoint.FOLDER).is_dir() or (path / run_info.CONFIG).is_file()
     if not is_run or (path / "config.json").is_file():
         if path.is_dir() and not (path / "config.json").is_file() and (held := runs.find(path)):
             raise DataError(f"{path}: a folder of runs; name one, as {held[0]}")

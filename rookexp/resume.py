@@ -11,12 +11,12 @@ import yaml
 
 from rookexp import check
 from rookexp.files import write_atomic
+from rookexp.run_info import OVERRIDES, SAVED
 
 KEY, PLACE = "resume", "hydra.run.dir"
 DOORS = {"config": "train", "pretrain": "pretrain"}  # config names whose runs can be continued
-SAVED = Path(".hydra")  # in a run's folder
 SHORT = {"--config-dir": "-cd", "--config-name": "-cn"}
-OVERRIDES, HYDRA = SAVED / "overrides.yaml", SAVED / "hydra.yaml"
+HYDRA = SAVED / "hydra.yaml"
 ALLOWED = "allowed: a run folder with a checkpoint, or null"
 
 

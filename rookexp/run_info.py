@@ -24,6 +24,10 @@ PACKAGES = (
 )  # fmt: skip
 SECRET = re.compile(r"(^|[._-])(api_?key|token|password|passwd|secret)$", re.IGNORECASE)
 HIDDEN = "***"
+# In a run's folder, SWEEP in that of a sweep.
+CONFIG, INFO, TRIAL, SWEEP = "config.yaml", "run.json", "trial.json", "sweep.json"
+SAVED = Path(".hydra")  # of how the run was started
+OVERRIDES = SAVED / "overrides.yaml"
 
 
 def write_run_info(folder: Path, config: Mapping[str, Any], argv: Sequence[str]) -> None:
@@ -33,7 +37,7 @@ def write_run_info(folder: Path, config: Mapping[str, Any], argv: Sequence[str])
     name a secret are starred; the environment is not written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "run.json"
+    path = folder / INFO
     earlier: list[Any] = []
     if path.exists():
         before = json.loads(path.read_text(encoding="utf-8"))
@@ -50,7 +54,7 @@ def write_run_info(folder: Path, config: Mapping[str, Any], argv: Sequence[str])
         "seeds": dict(_seeds(config, "")),
         "earlier_starts": earlier,
     }
-    write_atomic(folder / "config.yaml", yaml.safe_dump(redacted(config), sort_keys=False))
+    write_atomic(folder / CONFIG, yaml.safe_dump(redacted(config), sort_keys=False))
     write_atomic(path, json.dumps(info, indent=2) + "\n")
 
 

@@ -14,9 +14,8 @@ import yaml
 
 from rookexp import report, track, verdict
 from rookexp.errors import DataError
+from rookexp.run_info import CONFIG, OVERRIDES
 
-CONFIG = "config.yaml"
-OVERRIDES = Path(".hydra") / "overrides.yaml"
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # C's takes a tenth of the time, and some builds lack it
 LAST = 20  # logged values that a figure at the end of a run is the mean of
 ABSENT = "absent"  # stands for the value of a key that a config does not have

@@ -8,6 +8,7 @@ from typing import Any
 
 from rookexp import door
 from rookexp.errors import ConfigError, RunPruned
+from rookexp.run_info import TRIAL
 
 
 def main() -> None:
@@ -25,7 +26,7 @@ def train(config: dict[str, Any], run_folder: Path) -> None:
     with job.at_work(run_folder) as trial:
         if trial is not None and (reason := trial.pruned()):
             # An earlier seed has shown that the point is not worth it, or this run is resumed by hand.
-            print(f"{run_folder}: given up by its sweep ({reason}); to train on, delete {job.NOTE} in it and resume")
+            print(f"{run_folder}: given up by its sweep ({reason}); to train on, delete {TRIAL} in it and resume")
             return
         from rookexp import build, dry_run, hub, kept, session  # torch comes with them; --help does without
 

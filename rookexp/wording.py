@@ -190,7 +190,7 @@ def _many(comparison: Comparison) -> list[str]:
         measured = [p for p in measured if p is base or isinstance(comparison.beside[p.name].get(figure), Difference)]
     else:  # nothing has set them side by side yet
         for one, other in itertools.pairwise(measured):
-            if reason := measures.unlike(figure, one.runs[0], other.runs[0], one.asked, other.asked):
+            if reason := one.unlike(other, figure):
                 apart = f"No best point is named: {base.name} has no {figure}, and {other.name} is not measured as "
                 return [*lines, f"{apart}{one.name} ({reason}).", *_failed(comparison.points)]
     first = min if comparison.minimized else max

@@ -374,7 +374,7 @@ def known(log_ratio: float = 1.0, **changes: Any) -> tuple[GRPO, Experience]:
     )
 
 
-SPLITS = [[[0, 1, 2, 3]], [[0, 2], [1, 3]], [[3], [2], [1], [0]]]
+SPLITS = [[[0, 1, 2, 3]], [[0, 2], [1, 3]], [[3], [2], [1], [0]], [[3, 1], [2], [0]]]
 
 
 @pytest.mark.parametrize(

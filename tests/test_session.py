@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rookexp import door, kept, pretrain, resume, session, train, verdict
+from rookexp import door, kept, pretrain, resume, run_info, session, train, verdict
 from rookexp.errors import ConfigError, NotSaved
 from rookexp.stop import Stop
 from rookexp.sweep import job
@@ -405,7 +405,7 @@ def test_a_finished_run_says_so_and_goes_on_when_steps_grow(
     assert [row["step"] for row in metrics(odd)] == [0, 1, 2, 3, 4]
     config = yaml.safe_load((odd / "config.yaml").read_text(encoding="utf-8"))
     assert (config["optim"]["lr"], config["optim"]["grad_clip"], config["steps"]) == (0.01, 0.5, 4)
-    saved = yaml.safe_load((odd / resume.OVERRIDES).read_text(encoding="utf-8"))
+    saved = yaml.safe_load((odd / run_info.OVERRIDES).read_text(encoding="utf-8"))
     assert [text for text in saved if text.startswith(("steps", "optim", "resume"))] == [
         "optim.lr=0.01",
         "steps=4",
@@ -450,7 +450,7 @@ def test_typed_overrides_win_and_a_folder_of_options_is_found_again(tmp_path: Pa
     about = {"hydra": {"job": {"config_name": "config"}, "runtime": {"config_sources": sources}}}
     (tmp_path / resume.HYDRA).write_text(yaml.safe_dump(about), encoding="utf-8")
     saved = ["kl=fixed", "kl.coef=0.1", "+a.b=1", "seed=3", "resume=earlier"]
-    (tmp_path / resume.OVERRIDES).write_text(yaml.safe_dump(saved), encoding="utf-8")
+    (tmp_path / run_info.OVERRIDES).write_text(yaml.safe_dump(saved), encoding="utf-8")
     place = [f"resume='{tmp_path}'", f"hydra.run.dir='{tmp_path}'"]
     line = resume.continued(["--cfg", "job"], ["kl=none", "++a.b=2", f"resume='{tmp_path}'"], "config")
     assert line == ["--config-dir", "mine", "--cfg", "job", "kl.coef=0.1", "seed=3", "kl=none", "++a.b=2", *place]
@@ -471,7 +471,7 @@ def test_typed_overrides_win_and_a_folder_of_options_is_found_again(tmp_path: Pa
 def test_a_pruned_run_that_is_resumed_says_what_to_delete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / job.NOTE).write_text("{}", encoding="utf-8")
+    (tmp_path / run_info.TRIAL).write_text("{}", encoding="utf-8")
     monkeypatch.setattr(job.Trial, "pruned", lambda _: "pruned by MedianPruner")
     train.train({}, tmp_path)
     said = "given up by its sweep (pruned by MedianPruner); to train on, delete trial.json in it and resume"

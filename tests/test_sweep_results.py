@@ -11,16 +11,18 @@ from typing import Any
 
 import pytest
 from hydra.core.utils import JobReturn, JobStatus
-from made_runs import rows
+from made_runs import make, rows
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from rookexp import statistics
+from rookexp import measures, runs, statistics
 from rookexp.errors import DataError, TrainingDiverged
-from rookexp.sweep import outcome, results
+from rookexp.points import Point
+from rookexp.sweep import outcome, results, standing
 from rookexp.sweep.outcome import Outcome
 from rookexp.sweep.settings import Settings
 from rookexp.sweep.space import Listed
+from rookexp.sweep.standing import Standing
 from rookexp.sweep.study import Plan
 
 
@@ -59,28 +61,28 @@ def numbers(found: list[FrozenTrial]) -> list[int]:
 @pytest.mark.parametrize(("direction", "order"), [("maximize", [1, 3, 0, 4, 2]), ("minimize", [0, 3, 1, 2, 4])])
 def test_points_are_ranked_by_the_first_objective_behind_the_constraints(direction: str, order: list[int]) -> None:
     made = trials((0.1,), (0.3,), (0.4,), (0.2,), (0.9,), None, excess={2: 1.0, 4: 0.1, 3: 0.0, 1: -1.0})
-    assert numbers(results.ranked(plan(direction=direction), made)) == order
-    assert numbers(results.best(plan(direction=direction), made)) == order[:1]
-    assert [results.feasible(trial) for trial in made] == [True, True, False, True, False, True]
-    assert results.best(plan(), trials((0.1,), None, excess={0: 0.5})) == []
+    assert numbers(Standing(plan(direction=direction), made).ranked) == order
+    assert numbers(Standing(plan(direction=direction), made).best) == order[:1]
+    assert [standing.feasible(trial) for trial in made] == [True, True, False, True, False, True]
+    assert Standing(plan(), trials((0.1,), None, excess={0: 0.5})).best == []
 
 
 def test_with_several_objectives_the_best_are_those_that_no_other_dominates() -> None:
     made = trials((1.0, 5.0), (2.0, 5.0), (3.0, 9.0), (0.0, 1.0), (2.0, 5.0), (9.0, 0.0), excess={5: 1.0})
     two = plan(objective=["gain", "kl"], direction=["maximize", "minimize"])
-    assert numbers(results.best(two, made)) == [2, 1, 4, 3]
-    assert numbers(results.best(plan(objective=["gain", "kl"]), made)) == [2]
+    assert numbers(Standing(two, made).best) == [2, 1, 4, 3]
+    assert numbers(Standing(plan(objective=["gain", "kl"]), made).best) == [2]
 
 
 def test_a_figure_of_a_point_is_the_sweeps_statistic_over_the_seeds_that_have_it() -> None:
     known = {"0": {"gain": 0.1}, "1": {"kl": 7.0}, "2": {"gain": 0.2}, "3": {"gain": 0.9}, "4": {"gain": 0.3}}
     values = [0.1, 0.2, 0.9, 0.3]
-    assert results.spread(plan(), known, "gain") == statistics.mean(values)
-    assert results.spread(plan(statistic="iqm"), known, "gain") == statistics.bootstrap(values, statistics.iqm)
-    assert results.spread(plan(statistic="iqm"), known, "gain").value == pytest.approx(0.25)
-    assert math.isnan(results.spread(plan(), known, "entropy").value)
-    assert results.interval_text(statistics.mean([0.5])) == "0.5"
-    assert results.interval_text(statistics.Interval(0.123456, 0.1, 0.20001)) == "0.1235 [0.1, 0.2]"
+    assert standing.spread(plan(), known, "gain") == statistics.mean(values)
+    assert standing.spread(plan(statistic="iqm"), known, "gain") == statistics.bootstrap(values, statistics.iqm)
+    assert standing.spread(plan(statistic="iqm"), known, "gain").value == pytest.approx(0.25)
+    assert math.isnan(standing.spread(plan(), known, "entropy").value)
+    assert standing.interval_text(statistics.mean([0.5])) == "0.5"
+    assert standing.interval_text(statistics.Interval(0.123456, 0.1, 0.20001)) == "0.1235 [0.1, 0.2]"
 
 
 def test_a_column_has_the_last_part_of_its_key_where_no_other_ends_so() -> None:
@@ -202,14 +204,15 @@ def grid(folder: Path, cells: dict[tuple[int, int], float | None], **changes: An
 def test_importance_is_the_share_of_the_variance_that_a_parameter_explains(tmp_path: Path) -> None:
     plan, made = grid(tmp_path, {(0, 0): 0.0, (0, 1): 1.0, (1, 0): 3.0, (1, 1): 4.0, (0, 2): None})
     book: Any = None
-    found = results.importance(plan, book, made)
+    found = Standing(plan, made).importance(book)
     assert found == pytest.approx({"a": 0.9, "b": 0.1})
     assert list(found) == ["a", "b"], "largest first"
     turned = grid(tmp_path, {(0, 0): 0.0, (1, 0): 1.0, (0, 1): 3.0, (1, 1): 4.0})[1]
-    assert list(results.importance(plan, book, turned)) == ["b", "a"]
-    assert results.importance(plan, book, made[1:]) == pytest.approx({"a": 25 / 28, "b": 1 / 28})
-    assert results.importance(plan, book, made[:2]) == {}
-    assert results.importance(plan, book, grid(tmp_path, {(0, 0): 1.0, (0, 1): 1.0, (1, 0): 1.0})[1]) == {}
+    assert list(Standing(plan, turned).importance(book)) == ["b", "a"]
+    assert Standing(plan, made[1:]).importance(book) == pytest.approx({"a": 25 / 28, "b": 1 / 28})
+    assert Standing(plan, made[:2]).importance(book) == {}
+    equal = grid(tmp_path, {(0, 0): 1.0, (0, 1): 1.0, (1, 0): 1.0})[1]
+    assert Standing(plan, equal).importance(book) == {}
 
 
 def test_a_line_of_the_table_has_what_was_measured(tmp_path: Path) -> None:
@@ -226,38 +229,39 @@ def test_a_line_of_the_table_has_what_was_measured(tmp_path: Path) -> None:
     assert results.row(plan, made[1]) == failed
     made[0].user_attrs["excess"] = {"kl <= 0": 1.0, "kl <= 2": -1.0}
     assert results.row(plan, made[0]) == found | {"kl <= 0": 1.0}
-    assert results.line(plan, made[0]) == f"trial 0 done: b=1 a=0: gain {results.interval_text(gain)}"
+    assert results.line(plan, made[0]) == f"trial 0 done: b=1 a=0: gain {standing.interval_text(gain)}"
     assert results.line(plan, made[1]) == "trial 1 failed: b=0 a=1: why"
 
 
 def test_the_summary_names_the_best_and_where_it_lies(tmp_path: Path) -> None:
     plan, made = grid(tmp_path, {(0, 1): 0.5, (1, 0): None, (1, 1): 0.7})
-    found = results.summary(plan, made)
+    found = results.summary(Standing(plan, made))
     assert (found["best_params"], found["best_value"]) == ({"b": 1, "a": 1}, 0.75)
     assert (found["best_trials"], found["best_folders"]) == ([2], [f"{tmp_path}/4", f"{tmp_path}/5"])
     assert {state: count for state, count in found["counts"].items() if count} == {"complete": 2, "fail": 1}
-    nothing = results.summary(plan, made[1:2])
+    nothing = results.summary(Standing(plan, made[1:2]))
     assert (nothing["best_params"], nothing["best_value"], nothing["best_trials"]) == (None, None, [])
 
 
 def test_a_point_is_set_beside_the_baseline_seed_by_seed(tmp_path: Path) -> None:
     plan, made = grid(tmp_path, {(0, 0): None, (0, 1): 0.5, (1, 1): 0.7}, baseline=None)
-    base = results.baseline(plan, made)
+    now = Standing(plan, made)
+    base = now.baseline
     assert base is made[1], "the first that is complete"
-    assert results.baseline(replace(plan, settings=settings(baseline={"a": 1})), made) is made[2]
-    assert results.baseline(replace(plan, settings=settings(baseline={"a": 2})), made) is None
+    assert Standing(replace(plan, settings=settings(baseline={"a": 1})), made).baseline is made[2]
+    assert Standing(replace(plan, settings=settings(baseline={"a": 2})), made).baseline is None
     for trial, gain in ((made[1], 0.5), (made[2], 0.7)):
         noise = (0.0, 0.01, -0.01)
         trial.user_attrs["figures"] = {str(i): {"gain": gain + i * 0.1 + (gain > 0.6) * noise[i]} for i in range(3)}
-    assert results.beside(plan, made[2], base, 1).startswith("+0.2 [+0.175, +0.225] better")
-    assert results.beside(plan, base, made[2], 1).endswith(" worse")
-    assert results.beside(plan, base, made[2], 100).endswith(" worse?")
-    assert results.beside(plan, made[2], base, 100).endswith(" better?")
-    assert results.beside(plan, base, base, 1) == "+0 [+0, +0] identical"
+    assert now.beside(made[2], base, 1).startswith("+0.2 [+0.175, +0.225] better")
+    assert now.beside(base, made[2], 1).endswith(" worse")
+    assert now.beside(base, made[2], 100).endswith(" worse?")
+    assert now.beside(made[2], base, 100).endswith(" better?")
+    assert now.beside(base, base, 1) == "+0 [+0, +0] identical"
     less = replace(plan, settings=settings(direction="minimize"))
-    assert results.beside(less, made[2], base, 1).endswith(" worse")
+    assert Standing(less, made).beside(made[2], base, 1).endswith(" worse")
     del base.user_attrs["figures"]["2"], base.user_attrs["figures"]["1"]
-    assert results.beside(plan, made[2], base, 1) == "+0.2 1 seed: cannot tell"
+    assert now.beside(made[2], base, 1) == "+0.2 1 seed: cannot tell"
 
 
 @pytest.mark.parametrize(
@@ -267,22 +271,43 @@ def test_only_a_reward_is_refused_for_the_reward(
     objective: str, figure: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr(results.measures, "unlike", lambda *given: seen.append(given) or "no")
-    asked = {0: results.measures.Asked(("p",), None)}
-    one: Any = ("run", asked)
-    other: Any = ("other", asked)
-    assert results.unlike(plan(objective=objective), one, other) == ("no" if figure else None)
+    monkeypatch.setattr(measures, "unlike", lambda *given: seen.append(given) or "no")
+    asked = {0: measures.Asked(("p",), None)}
+    both: list[Any] = ["run", "other"]
+    monkeypatch.setattr(Standing, "points", {i: Point(run, (run,), (), {}, asked) for i, run in enumerate(both)})
+    one, other, deleted = made = trials((0.1,), (0.2,), (0.3,))
+    now = Standing(plan(objective=objective), made)
+    assert now.unlike(one, other) == ("no" if figure else None)
     assert seen == ([(figure, "run", "other", asked, asked)] if figure else [])
-    for pair in ((None, other), (one, None)):
-        assert results.unlike(plan(objective=objective), *pair) is None
+    for pair in ((deleted, other), (one, deleted)):
+        assert now.unlike(*pair) is None
     assert len(seen) == bool(figure)
-    monkeypatch.setattr(results.measures, "unlike", lambda *given: results.measures.NOT_KNOWN)
-    assert results.unlike(plan(objective=objective), one, other) is None, "what was not logged refuses nothing"
+    monkeypatch.setattr(measures, "unlike", lambda *given: measures.NOT_KNOWN)
+    assert now.unlike(one, other) is None, "what was not logged refuses nothing"
 
 
 def test_points_are_apart_in_the_order_in_which_they_came(monkeypatch: pytest.MonkeyPatch) -> None:
     made = trials((0.1,), (0.3,), (0.4,), (0.2,), None)
-    monkeypatch.setattr(results, "measured", lambda _, trial: {0: "a", 1: None, 2: "a", 3: "b"}[trial.number])
-    monkeypatch.setattr(results, "unlike", lambda _, one, other: f"{one}{other}" if one != other else None)
-    assert results.apart(plan(), made[::-1]) == "trial 3 beside trial 2: ab"
-    assert results.apart(plan(), made[2::-1]) is None
+    kinds = {0: "a", 2: "a", 3: "b"}
+    monkeypatch.setattr(Standing, "points", kinds)
+    pairs = {("a", "a"): None, ("a", "b"): "ab"}
+    monkeypatch.setattr(Standing, "unlike", lambda _, one, other: pairs[kinds[one.number], kinds[other.number]])
+    assert Standing(plan(), made[::-1]).apart == "trial 3 beside trial 2: ab"
+    assert Standing(plan(), made[2::-1]).apart is None
+
+
+def test_the_runs_of_a_point_are_read_once_and_a_deleted_one_leaves_its_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, made = grid(tmp_path, {(0, 0): 0.5, (0, 1): 0.7, (1, 1): None, (1, 0): 0.6})
+    for number in (0, 1, 2, 4, 5, 6, 7):
+        make(tmp_path / str(number), seed=number % 2, **{"reward.best": 0.1 if number < 6 else 0.2})
+    read = []
+    original = runs.read
+    monkeypatch.setattr(runs, "read", lambda folder: read.append(folder.name) or original(folder))
+    now = Standing(plan, made)
+    assert now.apart == "trial 3 beside trial 0: not the same measure: reward.best differs"
+    assert now.beside(made[3], made[0], 2) == "not compared: not the same measure: reward.best differs"
+    assert now.beside(made[1], made[0], 2).startswith("+0.2 ")
+    assert {number: len(point.runs) for number, point in now.points.items()} == {0: 2, 3: 2}
+    assert sorted(read) == ["0", "1", "2", "3", "6", "7"]

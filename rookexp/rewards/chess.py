@@ -30,7 +30,53 @@ SIGN_ERROR, SIGN_MATTERS_CP = 0.4, 20
 WIN_PROBABILITY_UNIT = 0.1  # an evaluation this far off in win probability is worth nothing; 1.1 pawns at equality
 
 
-class PolicyReward:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a P prompt asks about, and what is known of it."""
+
+    truth: Annotation
+    legal: frozenset[str]  # the position's legal moves
+    turn: chess.Color
+
+    def formed(self, answer: PolicyAnswer) -> bool:
+        """True for 1 to 5 moves directly after the prompt, as many evaluations and a best move, legal or not."""
+        return answer.well_formed and answer.fen == self.truth.fen
+
+
+class PJudged:
+    """A reward of P completions, of which each is worth what `worth` says of it alone."""
+
+    def worth(self, answer: PolicyAnswer, asked: Asked) -> Row:
+        """The `reward` of a completion, and its components by name."""
+        raise NotImplementedError
+
+    def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
+        """Rewards (N,) of N = P x G completions of P prompts, row p*G+g to prompt p; each depends on its row alone.
+
+        Parts (N,): the components; `format_valid` 1 where `Asked.formed`; `best_legal`; `moves_legal` share of listed
+        moves, 0 for none; `best_is_engine` 1 where B is the first move of the annotation; `argmax_is_engine` the same
+        of the listed move with the highest evaluation, shared among equals, both NaN without an annotation; these
+        two and the `reward` also `_white` and `_black`, NaN for the other side to move. What is missing counts as 0.
+        Raises: DataError for a prompt that is not a P prompt of a legal position.
+        """
+        return scored(prompts, texts, self._reader)
+
+    def _reader(self, prompt: Prompt) -> Callable[[str], Row]:
+        truth = prompt.answer
+        board = board_of(truth.fen) if isinstance(truth, Annotation) else None
+        if board is None or parse_p(prompt.text) is None:
+            raise not_p(prompt)
+        asked = Asked(truth, legal_ucis(board), board.turn)
+
+        def row(text: str) -> Row:
+            answer = parse_p(prompt.text + text)
+            assert answer is not None  # it begins as the prompt does
+            return _with_diagnostics(self.worth(answer, asked), answer, asked)
+
+        return row
+
+
+class PolicyReward(PJudged):
     """clamp(best * b + candidates * c + evals * e, -1, 1) of the components b, c and e below; any text has a value.
 
     The engine's best move with the annotated moves and evaluations, in any order, earns the sum of the weights; an
@@ -48,61 +94,14 @@ class PolicyReward:
         self.candidates = candidates
         self.evals = evals
 
-    def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
-        """Rewards (N,) in [-1, 1] of N = P x G completions, row p*G+g to prompt p; each row depends on itself alone.
-
-        Parts (N,): `best`, `candidates`, `evals` are the components; the others are those of `score_p`.
-        Raises: DataError for a prompt that is not a P prompt of a legal position.
-        """
-        return score_p(prompts, texts, self._row)
-
-    def _row(self, answer: PolicyAnswer, asked: Asked) -> Row:
+    def worth(self, answer: PolicyAnswer, asked: Asked) -> Row:
+        """`reward` in [-1, 1], and the components `best`, `candidates`, `evals`."""
         known_evals(asked.truth)  # before an answer that has nothing to compare
         best = best_component(answer, asked.truth, asked.legal)
         candidates = candidates_component(answer, asked.truth, asked.legal)
         evals = evals_component(answer, asked.truth, asked.legal)
         total = self.best * best + self.candidates * candidates + self.evals * evals
         return {"reward": clamped(total, -1.0, 1.0), "best": best, "candidates": candidates, "evals": evals}
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What a P prompt asks about, and what is known of it."""
-
-    truth: Annotation
-    legal: frozenset[str]  # the position's legal moves
-    turn: chess.Color
-
-    def formed(self, answer: PolicyAnswer) -> bool:
-        """True for 1 to 5 moves directly after the prompt, as many evaluations and a best move, legal or not."""
-        return answer.well_formed and answer.fen == self.truth.fen
-
-
-def score_p(prompts: Sequence[Prompt], texts: Sequence[str], judge: Callable[[PolicyAnswer, Asked], Row]) -> Scores:
-    """Scores of N = P x G completions of P prompts; `judge` gives each its `reward` and components, by name.
-
-    Further parts (N,): `format_valid` 1 where `Asked.formed`; `best_legal`; `moves_legal` share of listed moves, 0
-    for none; `best_is_engine` 1 where B is the first move of the annotation; `argmax_is_engine` the same of the
-    listed move with the highest evaluation, shared among equals, both NaN without an annotation; these two and the
-    `reward` also `_white` and `_black`, NaN for the other side to move. What a completion lacks counts as 0.
-    Raises: DataError for a prompt that is not a P prompt of a legal position.
-    """
-
-    def reader(prompt: Prompt) -> Callable[[str], Row]:
-        truth = prompt.answer
-        board = board_of(truth.fen) if isinstance(truth, Annotation) else None
-        if board is None or parse_p(prompt.text) is None:
-            raise not_p(prompt)
-        asked = Asked(truth, legal_ucis(board), board.turn)
-
-        def row(text: str) -> Row:
-            answer = parse_p(prompt.text + text)
-            assert answer is not None  # it begins as the prompt does
-            return _with_diagnostics(judge(answer, asked), answer, asked)
-
-        return row
-
-    return scored(prompts, texts, reader)
 
 
 def not_p(prompt: Prompt) -> DataError:

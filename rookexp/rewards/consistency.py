@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rookexp.chess_text import MAX_LINES, PolicyAnswer
-from rookexp.rewards.chess import Asked, score_p
+from rookexp.rewards.chess import Asked, PJudged
 from rookexp.rewards.rows import Row
-from rookexp.types import Prompt, Scores
 
 
-class SelfConsistency:
+class SelfConsistency(PJudged):
     """best x candidates, in [0, 1]: the best move by the answer's own evaluations, out of a full list of legal moves.
 
     best: 1 - (listed evaluations above that of B) / listed moves; 0 unless B is legal and listed with an evaluation
@@ -19,15 +16,8 @@ class SelfConsistency:
     evaluations are is not seen, and equal ones would do.
     """
 
-    def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
-        """Rewards (N,) of N = P x G completions, row p*G+g to prompt p.
-
-        Parts (N,): `best`, `candidates`; the others are those of `score_p`.
-        Raises: DataError for a prompt that is not a P prompt of a legal position.
-        """
-        return score_p(prompts, texts, self._row)
-
-    def _row(self, answer: PolicyAnswer, asked: Asked) -> Row:
+    def worth(self, answer: PolicyAnswer, asked: Asked) -> Row:
+        """`reward`, and its factors `best` and `candidates`."""
         rank = answer.best_rank() if asked.formed(answer) and answer.best in asked.legal else None
         best = 0.0 if rank is None else 1.0 - rank / len(answer.moves)
         possible = max(min(MAX_LINES, len(asked.legal)), len(answer.moves), 1)

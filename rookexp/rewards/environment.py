@@ -41,33 +41,56 @@ class Given:
         return self.answer.valid and "/" in self.answer.new_fen
 
 
-class Exact:
-    """1 for the right completion to the letter, else 0."""
+class AJudged:
+    """A reward of A completions, of which each is worth what `worth` says of it alone."""
+
+    def worth(self, given: Given, truth: Transition) -> Row:
+        """The `reward` of a completion, and its components by name."""
+        raise NotImplementedError
 
     def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
-        """Rewards (N,) of N = P x G completions, row p*G+g to prompt p; the parts are those of `score_a`.
+        """Rewards (N,) of N = P x G completions of A prompts, row p*G+g to prompt p; each depends on its row alone.
 
+        Parts (N,): the components; `state_valid` 1 where `Given.formed`; `exact` 1 for the right completion to the
+        letter; `fen_strict`, `fen_lenient`, `fen_board` 1 where all six, the first four and the first field of the
+        position are right; `recall_ongoing`, `recall_mate`, `recall_draw`, `recall_failed` 1 where reward and flags
+        say what is, NaN where something else is.
         Raises: DataError for a prompt that is not an A prompt with its transition.
         """
-        return score_a(prompts, texts, lambda given, truth: {"reward": float(given.text == truth.text())})
+        return scored(prompts, texts, self._reader)
+
+    def _reader(self, prompt: Prompt) -> Callable[[str], Row]:
+        truth = prompt.answer
+        if not isinstance(truth, Transition) or parse_a_prompt(prompt.text) is None:
+            said = f"not an A prompt with its transition: {prompt.text!r}"
+            raise DataError(f"{said}; reward=rookworld has a reward for each task")
+
+        def row(text: str) -> Row:
+            text = text.split(END_OF_TEXT, 1)[0].strip()
+            answer = parse_a_completion(text)
+            given = Given(text, answer, match(answer.new_fen, truth.new_fen))
+            return {**self.worth(given, truth), **_diagnostics(given, truth)}
+
+        return row
 
 
-class Levenshtein:
+class Exact(AJudged):
+    """1 for the right completion to the letter, else 0."""
+
+    def worth(self, given: Given, truth: Transition) -> Row:
+        """`reward` 1 or 0."""
+        return {"reward": float(given.text == truth.text())}
+
+
+class Levenshtein(AJudged):
     """Nearness by edits, in [-1, 1]: 0.8, or with a wrong position -0.8 + 0.6 s, and -0.2 + 0.4 s of what follows it.
 
     s is 1 - edits / length of the longer text. The right completion earns 1.0, a wrong position less than 0.
     Source: RookWorld TRL's last A reward. Repaired: a mate is expected as the data write it, `1.0+1+0`.
     """
 
-    def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
-        """Rewards (N,) of N = P x G completions, row p*G+g to prompt p.
-
-        Parts (N,): `fen` and `suffix` are the similarities s; the others are those of `score_a`.
-        Raises: DataError for a prompt that is not an A prompt with its transition.
-        """
-        return score_a(prompts, texts, self._row)
-
-    def _row(self, given: Given, truth: Transition) -> Row:
+    def worth(self, given: Given, truth: Transition) -> Row:
+        """`reward`, and the similarities `fen` and `suffix`."""
         true_suffix = truth.text().partition("+")[2]
         fen, suffix = similarity(given.answer.new_fen, truth.new_fen), given.text.partition("+")[2]
         tail = similarity(suffix, true_suffix)
@@ -76,7 +99,7 @@ class Levenshtein:
         return {"reward": reward, "fen": fen, "suffix": tail}
 
 
-class Schema:
+class Schema(AJudged):
     """schema + fen + validity, in [-0.9, 0.54]: form and position; reward and flags are never compared.
 
     schema: 0.01 for four fields and 0.005 each for six words of a position, a number and two flags. fen: 0.5 right,
@@ -85,15 +108,8 @@ class Schema:
     Source: RookWorld TRL's A reward of its sweeps. Repaired: moves that cannot be played have a right answer too.
     """
 
-    def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
-        """Rewards (N,) of N = P x G completions, row p*G+g to prompt p.
-
-        Parts (N,): `schema`, `fen`, `validity` are the terms; the others are those of `score_a`.
-        Raises: DataError for a prompt that is not an A prompt with its transition.
-        """
-        return score_a(prompts, texts, self._row)
-
-    def _row(self, given: Given, truth: Transition) -> Row:
+    def worth(self, given: Given, truth: Transition) -> Row:
+        """`reward`, and the terms `schema`, `fen`, `validity`."""
         answer, words, right = given.answer, given.answer.new_fen.split(), truth.new_fen.split()
         fields = (
             len(words) == 6,
@@ -107,33 +123,6 @@ class Schema:
         kings = board_of(answer.new_fen) is not None and all(words[0].count(k) == right[0].count(k) for k in "Kk")
         validity = KINGS_RIGHT if kings else KINGS_WRONG
         return {"reward": math.fsum((schema, fen, validity)), "schema": schema, "fen": fen, "validity": validity}
-
-
-def score_a(prompts: Sequence[Prompt], texts: Sequence[str], judge: Callable[[Given, Transition], Row]) -> Scores:
-    """Scores of N = P x G completions of A prompts; `judge` gives each its `reward` and components, by name.
-
-    Further parts (N,): `state_valid` 1 where `Given.formed`; `exact` 1 for the right completion to the letter;
-    `fen_strict`, `fen_lenient`, `fen_board` 1 where all six, the first four and the first field of the position are
-    right; `recall_ongoing`, `recall_mate`, `recall_draw`, `recall_failed` 1 where reward and flags say what is, NaN
-    where something else is.
-    Raises: DataError for a prompt that is not an A prompt with its transition.
-    """
-
-    def reader(prompt: Prompt) -> Callable[[str], Row]:
-        truth = prompt.answer
-        if not isinstance(truth, Transition) or parse_a_prompt(prompt.text) is None:
-            said = f"not an A prompt with its transition: {prompt.text!r}"
-            raise DataError(f"{said}; reward=rookworld has a reward for each task")
-
-        def row(text: str) -> Row:
-            text = text.split(END_OF_TEXT, 1)[0].strip()
-            answer = parse_a_completion(text)
-            given = Given(text, answer, match(answer.new_fen, truth.new_fen))
-            return {**judge(given, truth), **_diagnostics(given, truth)}
-
-        return row
-
-    return scored(prompts, texts, reader)
 
 
 def _diagnostics(given: Given, truth: Transition) -> Row:

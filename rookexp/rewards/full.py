@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from difflib import SequenceMatcher
 from typing import Annotated
 
 from annotated_types import Le
 
 from rookexp.chess_text import MOVE, PolicyAnswer, Transition
-from rookexp.rewards.chess import Asked, known_evals, score_p
-from rookexp.rewards.environment import Given, score_a
+from rookexp.rewards.chess import Asked, PJudged, known_evals
+from rookexp.rewards.environment import AJudged, Given
 from rookexp.rewards.judges import listed_share, mean_over_lines
 from rookexp.rewards.rows import Row
-from rookexp.rewards.weighted import flags_right, value_error
-from rookexp.types import Prompt, Scores
+from rookexp.rewards.weighted import DIGITS, flags_right, value_error
 
 Penalty = Annotated[float, Le(0)]
 FORMED, COMPLETE, CANDIDATES, EVALS, BEST = 0.2, 0.1, 0.5, 0.2, 1.0
@@ -23,11 +21,10 @@ STATE_FORMED, FEN, FEN_SIMILAR, VALUE, FLAGS = 0.1, 1.0, 0.5, 0.3, 0.1
 LEAST_SIMILAR, VALUE_ERROR = 0.5, 0.01
 NOTHING = -0.1
 MOST_MOVES, LEAST_MOVES = 6, 2
-DIGITS = 9  # in which a mean that is exactly on a rung is there, whatever its floats say
 CONTENT = (0.3, 0.7)  # what the content must exceed for the two highest rungs
 
 
-class AdditivePolicy:
+class AdditivePolicy(PJudged):
     """0.2 form + 0.1 completeness + 0.5 candidates + 0.2 evals + 1.0 best move, at most 2; `malformed` without form.
 
     Form is 1 to 5 moves, as many evaluations and a best move, all spelled as such; where nothing but the numbers of
@@ -42,15 +39,8 @@ class AdditivePolicy:
         self.malformed = malformed
         self.miscounted = miscounted
 
-    def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
-        """Rewards (N,) of N = P x G completions, row p*G+g to prompt p.
-
-        Parts (N,): `best`, `candidates`, `evals`, each in [0, 1]; the others are those of `score_p`.
-        Raises: DataError for a prompt that is not a P prompt of a legal position.
-        """
-        return score_p(prompts, texts, self._row)
-
-    def _row(self, answer: PolicyAnswer, asked: Asked) -> Row:
+    def worth(self, answer: PolicyAnswer, asked: Asked) -> Row:
+        """`reward`, and the components `best`, `candidates`, `evals`, each in [0, 1]."""
         best = float(is_best(answer, asked))
         candidates = listed_share(answer, asked.truth.moves)
         evals = mean_over_lines(answer, asked, lambda given, true: max(0.0, 1.0 - abs(given - true)))
@@ -66,7 +56,7 @@ class AdditivePolicy:
         return {"reward": reward, "best": best, "candidates": candidates, "evals": evals}
 
 
-class GraduatedPolicy:
+class GraduatedPolicy(PJudged):
     """0.2 for each rung up to the first that is missed, so -0.1, 0.2, 0.4, 0.6, 0.8 or 1.0.
 
     The rungs: a move anywhere; moves and evaluations; two to six of each, fewer where fewer lines are annotated;
@@ -77,15 +67,8 @@ class GraduatedPolicy:
     count and not the first five; the best move is the best one for Black too.
     """
 
-    def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
-        """Rewards (N,) of N = P x G completions, row p*G+g to prompt p.
-
-        Parts (N,): `best`, `candidates`, `evals` are the three of the content; the others are those of `score_p`.
-        Raises: DataError for a prompt that is not a P prompt of a legal position.
-        """
-        return score_p(prompts, texts, self._row)
-
-    def _row(self, answer: PolicyAnswer, asked: Asked) -> Row:
+    def worth(self, answer: PolicyAnswer, asked: Asked) -> Row:
+        """`reward`, and the three of the content: `best`, `candidates`, `evals`."""
         best = float(is_best(answer, asked))
         candidates = listed_share(answer, asked.truth.moves)
         evals = mean_over_lines(answer, asked, lambda given, true: float(abs(given - true) <= 1.0))
@@ -104,7 +87,7 @@ class GraduatedPolicy:
         return {"reward": reward, "best": best, "candidates": candidates, "evals": evals}
 
 
-class AdditiveEnvironment:
+class AdditiveEnvironment(AJudged):
     """0.1 form + position + 0.3 reward value + 0.1 flags, at most 1.5; `malformed` without form.
 
     Position: 1.0 where it is right, else 0.5 times difflib's ratio where that is at least 0.5. Value: whether it is
@@ -115,15 +98,8 @@ class AdditiveEnvironment:
     def __init__(self, *, malformed: Penalty) -> None:
         self.malformed = malformed
 
-    def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
-        """Rewards (N,) of N = P x G completions, row p*G+g to prompt p.
-
-        Parts (N,): `fen`, `value`, `flags`, each in [0, 1]; the others are those of `score_a`.
-        Raises: DataError for a prompt that is not an A prompt with its transition.
-        """
-        return score_a(prompts, texts, self._row)
-
-    def _row(self, given: Given, truth: Transition) -> Row:
+    def worth(self, given: Given, truth: Transition) -> Row:
+        """`reward`, and the components `fen`, `value`, `flags`, each in [0, 1]."""
         ratio = SequenceMatcher(None, given.answer.new_fen, truth.new_fen, autojunk=False).ratio()
         fen = 1.0 if given.fen.strict else FEN_SIMILAR * ratio * (ratio >= LEAST_SIMILAR)
         value, flags = float(value_error(given, truth) < VALUE_ERROR), flags_right(given, truth)

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated
 
 from annotated_types import Ge
 
 from rookexp.chess_text import PolicyAnswer, Transition
 from rookexp.errors import PartError
-from rookexp.rewards.chess import Asked, score_p
-from rookexp.rewards.environment import Given, score_a, similarity
+from rookexp.rewards.chess import Asked, PJudged
+from rookexp.rewards.environment import AJudged, Given, similarity
 from rookexp.rewards.judges import Judge
 from rookexp.rewards.rows import Row
 from rookexp.rewards.shapings import Shaping
-from rookexp.types import Prompt, Scores
 
 Weight = Annotated[float, Ge(0)]
 DIGITS = 9  # in which a mean that is exactly on a rung is there, whatever its floats say
 VALUE_ERRORS, VALUE_GIVEN = ((0.01, 1.0), (0.1, 0.7), (0.3, 0.4)), 0.1  # (error below, worth), and of any other
 
 
-class WeightedPolicy:
+class WeightedPolicy(PJudged):
     """The shaped mean of a P answer's form, best move, candidates and evaluations; only a formed answer has the rest.
 
     `judge` says what the three are worth. Every Prompt's answer is an Annotation.
@@ -35,16 +34,8 @@ class WeightedPolicy:
         self.judge = judge
         self.shaping = shaping
 
-    def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
-        """Rewards (N,) of N = P x G completions, row p*G+g to prompt p.
-
-        Parts (N,): `best`, `candidates`, `evals` as they are in the mean, `raw` the mean; the others are those of
-        `score_p`, of which `format_valid` is the component of the form.
-        Raises: DataError for a prompt that is not a P prompt of a legal position.
-        """
-        return score_p(prompts, texts, self._row)
-
-    def _row(self, answer: PolicyAnswer, asked: Asked) -> Row:
+    def worth(self, answer: PolicyAnswer, asked: Asked) -> Row:
+        """`reward`, its mean `raw`, and `best`, `candidates`, `evals` as they are in it; `format_valid` is the form."""
         formed = asked.formed(answer)
         content = dict.fromkeys(("best", "candidates", "evals"), 0.0)
         if formed:
@@ -56,7 +47,7 @@ class WeightedPolicy:
         return shaped_mean(self.weights, formed, content, self.shaping)
 
 
-class WeightedEnvironment:
+class WeightedEnvironment(AJudged):
     """The shaped mean of an A answer's form, position, flags and reward value; only a formed answer has the rest.
 
     Position: 1 - Levenshtein distance / length of the longer. Flags: half for each that is right. Value: 1, 0.7, 0.4
@@ -67,16 +58,8 @@ class WeightedEnvironment:
         self.weights = some({"format": format, "fen": fen, "flags": flags, "value": value})
         self.shaping = shaping
 
-    def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
-        """Rewards (N,) of N = P x G completions, row p*G+g to prompt p.
-
-        Parts (N,): `fen`, `flags`, `value` as they are in the mean, `raw` the mean; the others are those of `score_a`,
-        of which `state_valid` is the component of the form.
-        Raises: DataError for a prompt that is not an A prompt with its transition.
-        """
-        return score_a(prompts, texts, self._row)
-
-    def _row(self, given: Given, truth: Transition) -> Row:
+    def worth(self, given: Given, truth: Transition) -> Row:
+        """`reward`, its mean `raw`, and `fen`, `flags`, `value` as they are in it; `state_valid` is the form."""
         content = dict.fromkeys(("fen", "flags", "value"), 0.0)
         if given.formed:
             error = value_error(given, truth)

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rookexp.errors import ConfigError, RunPruned
+from rookexp.run_info import TRIAL
 
 if TYPE_CHECKING:
     from optuna import Study
     from optuna.trial import FrozenTrial
 
-NOTE = "trial.json"
 PRUNED = "pruned"  # attribute of a trial: why it was ended
 GREEDY = "eval/reward"
 GROWS = (
@@ -32,11 +32,11 @@ def at_work(folder: Path) -> Iterator[Trial | None]:
 
     Raises: ConfigError where another process is at work in the folder of a run that is no job.
     """
-    if not (folder / NOTE).is_file():
+    if not (folder / TRIAL).is_file():
         with alone(folder):
             yield None
         return
-    trial = Trial(json.loads((folder / NOTE).read_text(encoding="utf-8")), folder)
+    trial = Trial(json.loads((folder / TRIAL).read_text(encoding="utf-8")), folder)
     from rookexp.sweep import liveness  # needs POSIX locks, and a single run shall do without
 
     with liveness.locked(lock_of(folder)):

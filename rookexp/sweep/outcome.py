@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.utils import JobReturn, JobStatus
 from optuna.trial import TrialState
 
-from rookexp import runs, track, verdict
+from rookexp import run_info, runs, track, verdict
 from rookexp.errors import RookexpError
 from rookexp.files import write_atomic
 
@@ -64,7 +64,7 @@ def note_failure(folder: Path, result: JobReturn) -> None:
     """Writes into a job's folder why it failed, unless the job has done so; with the traceback, if it is a bug."""
     found = read(folder)
     if result.status == JobStatus.COMPLETED:
-        if found.status not in ENDED and (folder / runs.CONFIG).is_file():
+        if found.status not in ENDED and (folder / run_info.CONFIG).is_file():
             fail(folder, f"the job ended, and {folder} does not say how")
         return
     error = result._return_value

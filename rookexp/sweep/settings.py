@@ -11,12 +11,11 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Le, MinLen
 from optuna.exceptions import ExperimentalWarning
 
-from rookexp import check, nodes
+from rookexp import check, nodes, runs
 from rookexp.errors import ConfigError
 
 PREFIX = "hydra.sweeper"
 CONSTRAINT = re.compile(r"\s*(\S+?)\s*(<=|>=)\s*(\S+)\s*")
-SEED = "seed"  # the key of a run's config that a point's jobs differ in
 OPTUNA = "optuna."
 EXTRA = "pip install 'rookexp[sweep]'"
 
@@ -94,7 +93,9 @@ class Settings:
         Raises: ConfigError when both say something.
         """
         if typed is not None and self.seeds != 1:
-            raise check.refusal(SEED, typed, f"sweep.seeds={check.spell(self.seeds)} says which; leave one of them out")
+            raise check.refusal(
+                runs.SEED, typed, f"sweep.seeds={check.spell(self.seeds)} says which; leave one of them out"
+            )
         seeds = [typed] if typed is not None else self.seeds
         if isinstance(seeds, list) and len(set(seeds)) < len(seeds):
             raise check.refusal(f"{PREFIX}.seeds", seeds, "allowed: each seed once")

@@ -17,15 +17,16 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from rookexp import runs
 from rookexp.errors import ConfigError
 from rookexp.files import write_atomic
+from rookexp.run_info import SWEEP
 from rookexp.sweep import job, liveness
 from rookexp.sweep.liveness import Worker
 from rookexp.sweep.settings import Settings
 from rookexp.sweep.space import Scalar, Space
 from rookexp.sweep.storage import JOURNAL, storage_of
 
-NOTE, CONFIG = "sweep.json", "multirun.yaml"
+CONFIG = "multirun.yaml"
 # Attributes of a trial.
-OWNER, REASON, FIGURES, SAME_AS, VOID = "owner", "reason", "figures", "same_as", "void"
+OWNER, REASON, FIGURES, EXCESS, SAME_AS, VOID = "owner", "reason", "figures", "excess", "same_as", "void"
 FREE = (*runs.RUN_ONLY, "hardware", "seed")  # keys of a run's config that may differ between two starts of a sweep
 ANOTHER_NAME = "type another name, as in sweep.study_name=NAME"
 TWICE = 10  # draws of known points in a row after which the first unknown one is taken
@@ -108,7 +109,7 @@ class Book:
 
     def constrain(self, trial: FrozenTrial, excess: Mapping[str, float]) -> None:
         """Notes by how much each constraint is broken; 0 and below is kept."""
-        self.set(trial, "excess", dict(excess))
+        self.set(trial, EXCESS, dict(excess))
         if hasattr(optuna.trial.Trial, "set_constraint"):  # from Optuna 5 on; before, samplers read no constraint here
             live = optuna.trial.Trial(self.study, trial._trial_id)
             for name, value in excess.items():
@@ -207,7 +208,7 @@ def opened(plan: Plan, worker: Worker) -> Book:
         return _opened(plan, worker)
     except (ValueError, KeyError) as error:  # of JSON, of UTF-8, of a record that is not there
         raise ConfigError(
-            f"{plan.folder}: {NOTE} and {'the database' if plan.url else JOURNAL} do not make a study ({error}); "
+            f"{plan.folder}: {SWEEP} and {'the database' if plan.url else JOURNAL} do not make a study ({error}); "
             f"its runs are whole, and rookexp.compare reads them; to run the sweep anew {ANOTHER_NAME}"
         ) from error
 
@@ -215,7 +216,7 @@ def opened(plan: Plan, worker: Worker) -> Book:
 def _opened(plan: Plan, worker: Worker) -> Book:
     with worker.gate():
         storage = storage_of(plan.url, plan.folder)
-        path = plan.folder / NOTE
+        path = plan.folder / SWEEP
         before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
         directions = list(plan.settings.objectives.values())
         if before is None:

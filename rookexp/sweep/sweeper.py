@@ -21,10 +21,10 @@ from optuna.trial import FrozenTrial, TrialState
 from rookexp import check, mistakes, recipes, resume, runs
 from rookexp.errors import ConfigError, SweepFailed
 from rookexp.files import write_atomic
-from rookexp.run_info import redacted
-from rookexp.sweep import job, liveness, outcome, results, space, study
+from rookexp.run_info import TRIAL, redacted
+from rookexp.sweep import job, liveness, outcome, results, space, standing, study
 from rookexp.sweep.liveness import Worker
-from rookexp.sweep.settings import PREFIX, SEED, settings
+from rookexp.sweep.settings import PREFIX, settings
 from rookexp.sweep.study import Book, Plan
 
 STEPS = "steps"
@@ -57,9 +57,9 @@ def planned(arguments: Sequence[str], config: DictConfig, context: HydraContext)
     if not found.params:
         raise ConfigError("sweep: nothing varies; give a key several values, as in optim.lr=1e-5,2e-5")
     for param in found.params:
-        if param.key.lstrip("+") == SEED:
+        if param.key.lstrip("+") == runs.SEED:
             asked = param.declared
-            raise ConfigError(f"{SEED}={asked}: seeds are part of a point; type sweep.seeds=[{asked}]")
+            raise ConfigError(f"{runs.SEED}={asked}: seeds are part of a point; type sweep.seeds=[{asked}]")
         if param.key.lstrip("+").partition(".")[0] in runs.RUN_ONLY:
             why = "says where a run's files go or how it is watched, not what it trains; allowed: one value for all"
             raise check.refusal(param.key, param.declared, why)
@@ -78,7 +78,7 @@ def planned(arguments: Sequence[str], config: DictConfig, context: HydraContext)
     found.part(own.baseline or {}, f"{PREFIX}.baseline")
     grid = found.grid() if own.n_trials is None else []
     typed = found.fixed
-    found = space.Space(found.params, tuple(text for text in typed if resume.key_of(text) != SEED))
+    found = space.Space(found.params, tuple(text for text in typed if resume.key_of(text) != runs.SEED))
     own.make_sampler(0)
     own.make_pruner()
     probe(found, config, context, grid)
@@ -99,9 +99,9 @@ def planned(arguments: Sequence[str], config: DictConfig, context: HydraContext)
 
 def seed_of(overrides: Sequence[str]) -> int | None:
     """The number of `seed=`; None where it is not typed."""
-    texts = [text.partition("=")[2] for text in overrides if resume.key_of(text) == SEED]
+    texts = [text.partition("=")[2] for text in overrides if resume.key_of(text) == runs.SEED]
     if texts and not texts[-1].isdigit():
-        raise ConfigError(f"{SEED}={texts[-1]}: allowed: an integer >= 0")
+        raise ConfigError(f"{runs.SEED}={texts[-1]}: allowed: an integer >= 0")
     return int(texts[-1]) if texts else None
 
 
@@ -213,7 +213,7 @@ class Sweep:
             folder = self.plan.job_folder(number)
             if outcome.read(folder).status in outcome.ENDED:
                 continue
-            overrides = [*self.settled(point), f"{SEED}={seed}"]
+            overrides = [*self.settled(point), f"{runs.SEED}={seed}"]
             if self.deaths[number] == DEATHS:
                 outcome.fail(folder, f"launched {DEATHS} times without an end: {self.last_death}")
                 continue
@@ -233,7 +233,7 @@ class Sweep:
                 "prune_on": own.prune_on,
             }
             folder.mkdir(parents=True, exist_ok=True)
-            write_atomic(folder / job.NOTE, json.dumps(note, indent=2) + "\n")
+            write_atomic(folder / TRIAL, json.dumps(note, indent=2) + "\n")
             found.append((number, [*overrides, *going_on(folder)]))
         return found
 
@@ -291,7 +291,7 @@ class Sweep:
                 near = check.nearest(name, [*runs.figures(rows), *rows[-1]]) if rows else ""
                 state, reason = TrialState.FAIL, f"seed {seed}: {name} is not a number, or was not logged{near}"
             else:
-                spread = {name: results.spread(self.plan, known, name).value for name in names}
+                spread = {name: standing.spread(self.plan, known, name).value for name in names}
                 values = [spread[name] for name in self.plan.settings.objectives]
                 self.book.constrain(trial, outcome.excess(self.plan, spread))
         if reason:

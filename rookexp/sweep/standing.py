@@ -1,0 +1,163 @@
+"""How the points of a sweep stand: which is best, how each is beside the baseline, and which parameter matters."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import optuna
+from optuna.importance import PedAnovaImportanceEvaluator
+from optuna.trial import FrozenTrial, TrialState
+
+from rookexp import measures, points, runs, statistics, wording
+from rookexp.errors import DataError
+from rookexp.points import Point
+from rookexp.statistics import Interval
+from rookexp.sweep import study
+from rookexp.sweep.space import Listed
+from rookexp.sweep.study import Book, Plan
+
+Figures = Mapping[str, Mapping[str, float]]  # seed -> figure -> value
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The trials that stand for a point each, as they are now."""
+
+    plan: Plan
+    trials: Sequence[FrozenTrial]
+
+    @property
+    def complete(self) -> list[FrozenTrial]:
+        """Those whose jobs all finished."""
+        return [trial for trial in self.trials if trial.state == TrialState.COMPLETE]
+
+    @cached_property
+    def ranked(self) -> list[FrozenTrial]:
+        """The complete ones: those that keep the constraints first, then by the first objective, best first."""
+        return sorted(self.complete, key=lambda trial: (not feasible(trial), self.costs(trial)[0]))
+
+    @property
+    def best(self) -> list[FrozenTrial]:
+        """The best one; with several objectives all that no other is better than in one and as good in the others."""
+        candidates = [(trial, self.costs(trial)) for trial in self.ranked if feasible(trial)]
+        if len(self.plan.settings.objectives) == 1:
+            return [trial for trial, _ in candidates[:1]]
+        return [
+            trial
+            for trial, own in candidates
+            if not any(other != own and all(map(operator.le, other, own)) for _, other in candidates)
+        ]
+
+    def costs(self, trial: FrozenTrial) -> list[float]:
+        """A complete trial's objectives, less of each the better."""
+        return [sign * value for sign, value in zip(self.plan.settings.signs, trial.values, strict=True)]
+
+    @property
+    def baseline(self) -> FrozenTrial | None:
+        """The one that others are compared with: the named one, else the first; None until it is complete."""
+        named = self.plan.space.part(self.plan.settings.baseline or {}, "baseline").items()
+        return next((t for t in self.complete if named <= self.plan.space.snapped(t.params).items()), None)
+
+    def beside(self, trial: FrozenTrial, base: FrozenTrial, comparisons: int) -> str:
+        """The paired difference of the first objective to the baseline, and what it is worth."""
+        if reason := self.unlike(trial, base):
+            return f"not compared: {reason}"
+        (name, direction), *_ = self.plan.settings.objectives.items()
+        one, other = ({int(s): f[name] for s, f in t.user_attrs[study.FIGURES].items()} for t in (trial, base))
+        found = statistics.compared(one, other, comparisons=comparisons)
+        better = "higher" if direction == "maximize" else "lower"
+        words = {
+            better: "better",
+            f"{better}?": "better?",
+            "identical": "identical",
+            "within noise": "same within noise",
+            "cannot tell": f"{wording.seeds(found.n)}: cannot tell",
+        }
+        said = words.get(found.said, "worse?" if found.said.endswith("?") else "worse")
+        return f"{interval_text(found.interval, '+', digits=3)} {said}"
+
+    @property
+    def apart(self) -> str | None:
+        """The first point that is not measured as the one before it, and why; None where all can be ranked."""
+        found = sorted((t for t in self.complete if t.number in self.points), key=lambda t: t.number)
+        for before, trial in itertools.pairwise(found):
+            if reason := self.unlike(before, trial):
+                return f"trial {trial.number} beside trial {before.number}: {reason}"
+        return None
+
+    def unlike(self, one: FrozenTrial, other: FrozenTrial) -> str | None:
+        """Why the first objective is not the same measure in two points, as under two rewards; None where it is."""
+        name = next(iter(self.plan.settings.objectives))
+        figure = name if name in measures.FIGURES else "reward" if name.startswith("eval/") else None
+        ours, theirs = self.points.get(one.number), self.points.get(other.number)
+        if figure is None or ours is None or theirs is None:
+            return None
+        reason = ours.unlike(theirs, figure)
+        return None if reason == measures.NOT_KNOWN else reason
+
+    @cached_property
+    def points(self) -> dict[int, Point]:
+        """The runs of each complete trial; those are not in it of which a run was deleted: their figures count."""
+        found = {}
+        for trial in self.complete:
+            try:
+                group = [runs.read(self.plan.job_folder(number)) for number in self.plan.jobs(trial.number)]
+            except DataError:
+                continue
+            found[trial.number] = points.of(f"#{trial.number}", group, {})
+        return found
+
+    def importance(self, book: Book) -> dict[str, float]:
+        """How much each parameter matters to the first objective, largest first; {} where that cannot be said.
+
+        Of lists: the share of the variance between points that the parameter explains by itself (main effects; in a
+        whole grid they and the interactions add up to 1). Else Optuna's PED-ANOVA.
+        """
+        values = [trial.values[0] for trial in self.complete]
+        if len(values) < 3 or max(values) == min(values):
+            return {}
+        if not all(isinstance(param, Listed) for param in self.plan.space.params):
+            sign = self.plan.settings.signs[0]  # low targets are good there
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # that it is new, and that low targets are meant
+                    return optuna.importance.get_param_importances(
+                        book.study, evaluator=PedAnovaImportanceEvaluator(), target=lambda trial: sign * trial.values[0]
+                    )
+            except (ImportError, ValueError, RuntimeError):  # a package is missing, or too few points
+                return {}
+        mean = sum(values) / len(values)
+        total = sum((value - mean) ** 2 for value in values)
+        found = {}
+        for key in self.plan.space.declared:
+            levels: dict[Any, list[float]] = {}
+            for trial, value in zip(self.complete, values, strict=True):
+                levels.setdefault(self.plan.space.snapped(trial.params)[key], []).append(value)
+            found[key] = sum(len(own) * (sum(own) / len(own) - mean) ** 2 for own in levels.values()) / total
+        return dict(sorted(found.items(), key=lambda pair: -pair[1]))
+
+
+def feasible(trial: FrozenTrial) -> bool:
+    """Whether a trial keeps the constraints."""
+    return all(value <= 0 for value in trial.user_attrs.get(study.EXCESS, {}).values())
+
+
+def spread(plan: Plan, known: Figures, name: str) -> Interval:
+    """A figure over the seeds of a point: the sweep's statistic with its 95 % interval."""
+    values = [figures[name] for figures in known.values() if name in figures]
+    return (
+        statistics.mean(values) if plan.settings.statistic == "mean" else statistics.bootstrap(values, statistics.iqm)
+    )
+
+
+def interval_text(found: Interval, sign: str = "", digits: int = 4) -> str:
+    """`0.53 [0.48, 0.58]`, without the bounds where there are none; with `sign` + also positive numbers have one."""
+    bounds = f" [{found.low:{sign}.3g}, {found.high:{sign}.3g}]" if math.isfinite(found.low) else ""
+    return f"{found.value:{sign}.{digits}g}{bounds}"
