@@ -11,7 +11,7 @@ import numpy as np
 
 from rookexp import statistics
 from rookexp.statistics import Difference, Interval
-from rookexp.tasks.figures import Figure, bootstrapped
+from rookexp.tasks.figures import Figure
 
 Array = np.ndarray[Any, Any]
 Row = dict[str, Any]
@@ -82,8 +82,8 @@ def rate(name: str, answers: BeforeAfter, of: Callable[[Row], float]) -> Rate:
 
 def over(items: Array) -> Interval:
     """The mean with its bootstrap interval."""
-    found = bootstrapped(items.tolist())
-    return Interval(found.value, *(found.interval or (math.nan, math.nan)))
+    found = statistics.bootstrap(items, lambda values: float(np.mean(values)))
+    return found if found.low < found.high else Interval(found.value, math.nan, math.nan)
 
 
 def percent(found: Interval, *, sign: str = "") -> str:

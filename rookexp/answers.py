@@ -24,24 +24,31 @@ class Answers:
     batch: int  # texts at a time
     max_new_tokens: int  # longest completion in tokens
 
-    def greedy(self, prompts: Sequence[str]) -> list[str]:
-        """The most likely completion of each prompt, token by token."""
-        return self.sampled(prompts, [0] * len(prompts), temperature=0.0, top_k=None)
+    def greedy(self, prompts: Sequence[str]) -> tuple[list[str], int]:
+        """The most likely completion of each prompt, token by token; how many of them were cut off before their end."""
+        return self._drawn(prompts, [0] * len(prompts), temperature=0.0, top_k=None)
 
     def sampled(
         self, prompts: Sequence[str], seeds: Sequence[int], *, temperature: float, top_k: int | None
     ) -> list[str]:
         """A completion of each prompt, drawn with its seed."""
+        return self._drawn(prompts, seeds, temperature=temperature, top_k=top_k)[0]
+
+    def _drawn(
+        self, prompts: Sequence[str], seeds: Sequence[int], *, temperature: float, top_k: int | None
+    ) -> tuple[list[str], int]:
         sampling = generate.Sampling(temperature, top_k, None, self.max_new_tokens)
         tokenizer = self.policy.tokenizer
         texts: list[str] = []
+        cut = 0
         for start in range(0, len(prompts), self.batch):
             rows = slice(start, start + self.batch)
             ids = [tokenizer.encode(prompt) for prompt in prompts[rows]]
             with self.autocast():
                 samples = generate.sample(self.policy.model, ids, seeds[rows], sampling, tokenizer.eot_id)
             texts += completion_texts(samples, tokenizer)
-        return texts
+            cut += int(samples.truncated.sum())
+        return texts, cut
 
     @torch.no_grad()
     def nats(self, documents: Documents) -> tuple[list[float], list[int]]:

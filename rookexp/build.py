@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
 
-from rookexp import aggregation, check, chess_text, fitting, kl, nodes, session
+from rookexp import aggregation, check, chess_text, fitting, kl, nodes, run_info, session
 from rookexp.errors import ConfigError, DataError
 from rookexp.exam import Exam
 from rookexp.hardware import Hardware
@@ -36,7 +36,7 @@ GIVEN = {
     "eval": ("own_lengths",),
     "track": ("folder", "first_step", "total_steps"),
 }
-EXAM_GIVEN = ("policy", "tokenized", "autocast", "head_chunk", "name", "folder")
+EXAM_GIVEN = ("policy", "tokenized", "autocast", "head_chunk", "name", "folder", "record")
 # Keys that stand in a group for their meaning and are not parameters of the group's target.
 ALSO: dict[str, dict[str, Any]] = {
     "grpo": {
@@ -328,8 +328,9 @@ def build_evaluation(config: Config, run_folder: Path) -> Exam:
         tokenized=partial(token_documents, policy),
         autocast=hardware.autocast,
         head_chunk=hardware.head_chunk,
-        name=str(config["model"].get("path", config["model"]["_target_"])),
+        name=f"{config['model'].get('path', config['model']['_target_'])}, {hardware.precision}",
         folder=run_folder,
+        record=run_info.record(config, sys.argv) | {"precision": hardware.precision},
         **own,
     )
 

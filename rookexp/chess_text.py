@@ -23,6 +23,7 @@ MAX_LINES = 5  # engine lines in a P document
 FEN_WIDTH, MOVES_WIDTH, EVALS_WIDTH = 90, 30, 40
 HISTORY_PLIES = 10
 MAX_FEN_CHARS = 128  # longer strings are not positions
+FEN_FIELDS = 6  # of a whole one
 ONGOING, WON, DRAWN, FAILED = 0.001, 1.0, 0.5, -1.0  # rewards of A documents, for the side that moved
 OUTCOMES: dict[tuple[float | None, bool | None, bool | None], str] = {  # by reward, terminated and truncated
     (ONGOING, False, False): "ongoing",

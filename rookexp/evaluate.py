@@ -14,7 +14,7 @@ def main() -> None:
 
 
 def evaluate(config: dict[str, Any], run_folder: Path) -> None:
-    """Prints a table a part; writes figures.json, completions.jsonl, games.jsonl and evaluation.html."""
+    """Prints a table a part; writes what `Exam.run` says."""
     from rookexp import build
 
     build.build_evaluation(config, run_folder).run(tell=print)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, MinLen
 
 from rookexp import chess_text, exam_page
 from rookexp.answers import Answers
-from rookexp.errors import DataError
+from rookexp.errors import ConfigError, DataError
 from rookexp.exam_page import Part, Shown
 from rookexp.files import write_atomic
 from rookexp.heldout import prompt_of, read_documents, tasks_of
@@ -23,10 +23,12 @@ from rookexp.policies import Pretrained
 from rookexp.rewards.engine import ALL_MOVES, Lasting, Stockfish
 from rookexp.tasks import games, made, mates
 from rookexp.tasks.a_figures import environment_figures, same
-from rookexp.tasks.figures import Figures, mean_of, ratio_of
+from rookexp.tasks.figures import Figure, Figures, mean_of, ratio_of
 from rookexp.tasks.p_figures import best_moves, policy_figures
+from rookexp.track import METRICS
 
 FIGURES, COMPLETIONS, GAMES, PAGE = "figures.json", "completions.jsonl", "games.jsonl", "evaluation.html"
+RECORD = "evaluation.json"
 ENGINE_TIMEOUT_S = 60.0
 ENGINE_RETRIES = 2  # of a position whose engine crashes or hangs
 NAMED = 3  # problems that cannot be read and are named; all are counted
@@ -44,6 +46,7 @@ class Exam:
         head_chunk: int,
         name: str,
         folder: Path,
+        record: Mapping[str, Any],
         documents: Annotated[Sequence[str], MinLen(1)],
         limit: Annotated[int, Ge(1)] | None,
         style: Literal["bare", "padded_prefill"],
@@ -63,9 +66,11 @@ class Exam:
         self.answers = Answers(
             policy=policy, autocast=autocast, head_chunk=head_chunk, batch=batch, max_new_tokens=max_new_tokens
         )
+        self.cut_off = f"cut off at {max_new_tokens} tokens"
         self.tokenized = tokenized
         self.name = name
         self.folder = folder
+        self.record = record  # what is evaluated, how and by what code
         self.files = [Path(file).expanduser() for file in documents]
         self.limit = limit
         self.style = style
@@ -90,19 +95,28 @@ class Exam:
             )
 
     def run(self, tell: Callable[[str], object]) -> dict[str, Figures]:
-        """Figures by part; writes figures.json, completions.jsonl, games.jsonl and evaluation.html into the folder.
+        """Figures by part; writes figures.json, completions.jsonl, games.jsonl, evaluation.html and, on
+        how it was done, evaluation.json into the folder.
 
         `tell` gets each part's figures as text as soon as they are known.
 
-        Raises: DataError before any answer where a file cannot be read or holds something else, then EngineError.
+        Raises: DataError before any answer where a file cannot be read or holds something else, or ConfigError for a
+        training's folder, then EngineError.
         """
         waiting = [*self.document_parts(), *self.made_parts(), *self.mate_parts(), *self.game_parts()]
         self.known = self.values()
+        if (self.folder / METRICS).exists():
+            raise ConfigError(
+                f"hydra.run.dir={self.folder}: the folder of a training, whose {COMPLETIONS} would be lost; allowed: "
+                "another one"
+            )
         self.folder.mkdir(parents=True, exist_ok=True)
         for name in (FIGURES, GAMES, PAGE):  # of an earlier evaluation: they are not of these answers
             (self.folder / name).unlink(missing_ok=True)
+        write_atomic(self.folder / RECORD, json.dumps(self.record, indent=2) + "\n")
         parts: list[Part] = []
         with open(self.folder / COMPLETIONS, "w", encoding="utf-8") as answers:
+            tell(self.name)
             for make in waiting:
                 for part in make():
                     parts.append(part)
@@ -125,17 +139,18 @@ class Exam:
         unlike(self.files)
         for file in self.files:
             for task, texts in tasks_of(file, read_documents(file)).items():
-                yield self.documents(f"{file.name}, {task}", file, texts[: self.limit])
+                yield self.documents(f"{file.name}, {task}", file, texts[: self.limit], len(texts))
                 illegal = made.illegal_moves(texts, self.illegal_moves, self.seed) if task == "A" else []
                 if illegal:
-                    yield self.documents(f"{file.name}, A, illegal moves", file, illegal)
+                    yield self.documents(f"{file.name}, A, illegal moves", file, illegal, len(illegal))
 
     def made_parts(self) -> Iterator[Callable[[], Iterator[Part]]]:
         """All first moves of a game: few, and what models get wrong."""
-        yield self.documents("first moves, A", Path("first moves"), made.first_moves())
+        moves = made.first_moves()
+        yield self.documents("first moves, A", Path("first moves"), moves, len(moves))
 
-    def documents(self, name: str, file: Path, golds: Sequence[str]) -> Callable[[], Iterator[Part]]:
-        """The part of documents of one task.
+    def documents(self, name: str, file: Path, golds: Sequence[str], total: int) -> Callable[[], Iterator[Part]]:
+        """The part of documents of one task, the first of `total`.
 
         Raises: DataError where one is none.
         """
@@ -152,7 +167,7 @@ class Exam:
         self.asked += [gold for gold in golds if gold.startswith("P: ")]
 
         def make() -> Iterator[Part]:
-            completions = self.answers.greedy(prompts)
+            completions, cut = self.answers.greedy(prompts)
             rows = list(zip(prompts, completions, golds, strict=True))
             if golds[0].startswith("P: "):
                 known = None if self.known is None else [self.known[gold] for gold in golds]
@@ -161,10 +176,11 @@ class Exam:
             else:
                 figures = environment_figures(golds, completions)
                 shown = [environment_shown(*row) for row in rows]
+            figures[self.cut_off] = Figure(cut, len(golds))
             nats, counts = self.answers.nats(tokens)
             figures["cross-entropy, nats a completion token"] = ratio_of(nats, counts)
             figures["cross-entropy, nats a document"] = mean_of(nats)
-            yield Part(name, f"{len(golds)} documents", figures, shown)
+            yield Part(name, counted(len(golds), total, "documents"), figures, shown)
 
         return make
 
@@ -193,13 +209,15 @@ class Exam:
         unlike(self.mate_paths)
         for file in self.mate_paths:
             problems, skipped = mates.read(file)
-            yield partial(self.mates, file, problems[: self.limit], skipped)
+            yield partial(self.mates, file, problems[: self.limit], len(problems), skipped)
 
-    def mates(self, file: Path, problems: Sequence[mates.Problem], skipped: Sequence[str]) -> Iterator[Part]:
-        """The part of one file of problems."""
+    def mates(
+        self, file: Path, problems: Sequence[mates.Problem], total: int, skipped: Sequence[str]
+    ) -> Iterator[Part]:
+        """The part of the first `problems` of the `total` of a file."""
         prompts = [chess_text.P_PROMPTS[self.style](problem.fen) for problem in problems]
-        completions = self.answers.greedy(prompts)
-        about = f"{len(problems)} positions"
+        completions, cut = self.answers.greedy(prompts)
+        about = counted(len(problems), total, "positions")
         if skipped:
             named = "; ".join(skipped[:NAMED])
             about += f", {len(skipped)} examples of the file cannot be used: {named}" + "; ..." * (len(skipped) > NAMED)
@@ -207,7 +225,7 @@ class Exam:
             policy_shown(prompt, completion, " ".join(problem.mates), problem.mates)
             for prompt, completion, problem in zip(prompts, completions, problems, strict=True)
         ]
-        figures = mates.mate_figures(problems, completions, prompts)
+        figures = mates.mate_figures(problems, completions, prompts) | {self.cut_off: Figure(cut, len(problems))}
         yield Part(f"{file.name}, mate in one", about, figures, shown, best_is=("mates", "a mate is"))
 
     # ---- games -------------------------------------------------------------------------------------------------
@@ -229,7 +247,7 @@ class Exam:
         about = f"{len(played)} games, temperature {self.temperature}, top-k {self.top_k or 'none'}"
         yield Part("self-play", about, games.self_play_figures(played, self.plies), [])
         steps = [games.steps_of(game) for game in played]
-        completions = iter(self.answers.greedy([step.prompt for game in steps for step in game]))
+        completions = iter(self.answers.greedy([step.prompt for game in steps for step in game])[0])
         shown = [[environment_shown(s.prompt, next(completions), s.prompt + s.text) for s in game] for game in steps]
         right = [[answer.right for answer in game] for game in shown]
         figures = games.closed_loop_figures(played, right, self.plies)
@@ -239,6 +257,11 @@ class Exam:
             for game, exact in zip(played, right, strict=True)
         ]
         write_atomic(self.folder / GAMES, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def counted(asked: int, total: int, what: str) -> str:
+    """How much of a file was asked."""
+    return f"{total} {what}" if asked == total else f"the first {asked} of {total} {what}"
 
 
 def unlike(files: Sequence[Path]) -> None:

@@ -42,7 +42,18 @@ def write_run_info(folder: Path, config: Mapping[str, Any], argv: Sequence[str])
     if path.exists():
         before = json.loads(path.read_text(encoding="utf-8"))
         earlier = [*before.pop("earlier_starts"), before]
-    info = {
+    info = {**_started(config, argv), "earlier_starts": earlier}
+    write_atomic(folder / CONFIG, yaml.safe_dump(redacted(config), sort_keys=False))
+    write_atomic(path, json.dumps(info, indent=2) + "\n")
+
+
+def record(config: Mapping[str, Any], argv: Sequence[str]) -> dict[str, Any]:
+    """What `write_run_info` says of a start, with the configuration, for what is no run and goes into one file."""
+    return {**_started(config, argv), "config": redacted(config)}
+
+
+def _started(config: Mapping[str, Any], argv: Sequence[str]) -> dict[str, Any]:
+    return {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "argv": [_redacted_argument(argument) for argument in argv],
         "git": git_state(),
@@ -52,10 +63,7 @@ def write_run_info(folder: Path, config: Mapping[str, Any], argv: Sequence[str])
         "processor": platform.processor() or platform.machine(),
         "cpu_cores": os.cpu_count(),
         "seeds": dict(_seeds(config, "")),
-        "earlier_starts": earlier,
     }
-    write_atomic(folder / CONFIG, yaml.safe_dump(redacted(config), sort_keys=False))
-    write_atomic(path, json.dumps(info, indent=2) + "\n")
 
 
 def redacted(value: Any) -> Any:

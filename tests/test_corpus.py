@@ -164,6 +164,7 @@ def test_processes_end_with_the_one_that_began_them(tmp_path: Path, end: signal.
     seen.mkdir()
     asleep = uci(tmp_path, f"open({str(seen)!r} + f'/{{os.getpid()}}', 'w').close(); time.sleep(60)")
     script = "import sys; sys.path[:0] = sys.argv[1:3]; from pathlib import Path; import test_corpus as t\n"
+    script += "t.signal.signal(t.signal.SIGINT, t.signal.default_int_handler)\n"  # a shell's background has it ignored
     script += "if __name__ == '__main__': t.corpus(Path(sys.argv[3]), engine_path=sys.argv[4], processes=2).annotate()"
     file, root = tmp_path / "made.py", Path(__file__).parent
     file.write_text(script)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -21,6 +23,7 @@ from rookexp.models.gpt2 import GPT2, GPT2Config
 from rookexp.policies import Pretrained
 from rookexp.rewards.engine import Line
 from rookexp.tasks import made
+from rookexp.tasks.figures import Figure
 
 TOKENIZER = tokenizers.characters()
 BACK = "r5k1/5ppp/8/8/8/8/5PPP/6K1 b - - 0 20"
@@ -60,6 +63,7 @@ def exam_of(folder: Path, files: Sequence[Path], **other: Any) -> Exam:
         head_chunk=64,
         name="<tiny>",
         folder=folder,
+        record={"precision": "fp32"},
         documents=[str(file) for file in files],
         **(settings | other),
     )
@@ -147,11 +151,13 @@ def test_gold_answers_score_everything(tmp_path, corpus, speak, style) -> None:
         "B is the lowest-valued listed move, White",
     }
     of_policy = shares(found["test.txt, P"])
+    assert of_policy.pop("cut off at 200 tokens") == 0
     for name, share in of_policy.items():
         if name.endswith(("White", "Black")):
             assert share == (0 if name in missed else 1), name
     assert of_policy["format valid"] == of_policy["B is the label"] == 1
     environment = shares(found["test.txt, A"])
+    assert environment.pop("cut off at 200 tokens") == 0
     baselines = {name: environment.pop(name) for name in list(environment) if "were it always" in name}
     assert baselines == {
         "reward right, were it always 0.001": pytest.approx(2 / 3),
@@ -167,8 +173,8 @@ def test_gold_answers_score_everything(tmp_path, corpus, speak, style) -> None:
         "total": 3,
     }
     assert results["first moves, A"]["answer exact"].hits == 20
-    assert told[0].startswith("\ntest.txt, P: 2 documents")
-    assert "100.0 % [43.9, 100.0] (3/3)" in told[1]
+    assert told[1].startswith("\ntest.txt, P: 2 documents")
+    assert "100.0 % [43.9, 100.0] (3/3)" in told[2]
     rows = lines(tmp_path / "run", exam.COMPLETIONS)
     assert [row["gold"] for row in rows[:5]] == [*P_DOCUMENTS, *A_DOCUMENTS]
     assert [row["right"] for row in rows] == [True, False, *[True] * 23]
@@ -197,7 +203,57 @@ def test_an_earlier_evaluation_in_the_folder_leaves_nothing(tmp_path, corpus, sp
 
     with pytest.raises(KeyboardInterrupt):
         exam_of(tmp_path / "run", [corpus]).run(tell=stop)
-    assert [path.name for path in (tmp_path / "run").iterdir()] == [exam.COMPLETIONS], "what is left is of one model"
+    left = {path.name for path in (tmp_path / "run").iterdir()}
+    assert left == {exam.COMPLETIONS, exam.RECORD}, "what is left is of one model"
+
+
+def test_the_folder_of_a_training_keeps_its_completions(tmp_path, corpus, speak) -> None:
+    speak(lambda prompt: "?")
+    for name in ("metrics.jsonl", exam.COMPLETIONS):
+        (tmp_path / name).write_text("{}\n")
+    with pytest.raises(
+        ConfigError, match=r"hydra\.run\.dir=.*: the folder of a training, whose completions\.jsonl would"
+    ):
+        exam_of(tmp_path, [corpus]).run(tell=print)
+    assert (tmp_path / exam.COMPLETIONS).read_text() == "{}\n"
+
+
+def test_the_first_documents_are_asked_and_told_to_be_so_and_answers_that_are_cut_off_are_counted(
+    tmp_path, corpus
+) -> None:
+    told: list[str] = []
+    run = exam_of(tmp_path / "run", [corpus], max_new_tokens=1, limit=2)
+    run.answers.policy.model.wte.weight.data[TOKENIZER.eot_id] *= -1  # it would end at once
+    results = run.run(told.append)
+    assert told[0] == "<tiny>"
+    assert "test.txt, A: the first 2 of 3 documents" in "".join(told)
+    assert "test.txt, P: 2 documents" in "".join(told)
+    assert results["test.txt, A"]["cut off at 1 tokens"] == Figure(2, 2)
+    asked = [json.loads(line) for line in (tmp_path / "run" / exam.COMPLETIONS).read_text().splitlines()]
+    assert [row["gold"] for row in asked if row["part"] == "test.txt, A"] == A_DOCUMENTS[:2]
+
+
+def test_the_door_evaluates_the_embedded_model_and_notes_how(tmp_path, root, monkeypatch) -> None:
+    """From the command line to the files, with sampled games, and a temperature that is obeyed."""
+    (tmp_path / "docs.txt").write_text("\n".join([*P_DOCUMENTS, *A_DOCUMENTS]) + "\n")
+    moves = {}
+    for temperature in ("0.6", "0"):
+        folder = tmp_path / f"at-{temperature}"
+        typed = f"documents=[{tmp_path / 'docs.txt'}] limit=2 games=2 plies=3 temperature={temperature} illegal_moves=2"
+        done = subprocess.run(
+            [sys.executable, "-m", "rookexp.evaluate", *typed.split(), f"hydra.run.dir={folder}",
+             "hardware.precision=fp32"], cwd=root, capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        record = json.loads((folder / exam.RECORD).read_text())
+        assert (record["precision"], record["config"]["limit"]) == ("fp32", 2)
+        assert record["argv"][1:3] == typed.split()[:2]
+        assert "rook_nano, fp32" in (folder / exam.PAGE).read_text(encoding="utf-8")
+        games = [json.loads(line) for line in (folder / exam.GAMES).read_text().splitlines()]
+        moves[temperature] = [game["moves"] for game in games]
+        assert written(folder)["mate_in_one.jsonl, mate in one"]["B mates"]["total"] == 2
+    assert moves["0"][0] == moves["0"][1], "greedy: one game many times"
+    assert moves["0.6"] != moves["0"]
 
 
 def test_cross_entropy_is_that_of_the_completions_one_by_one(tmp_path, corpus, speak) -> None:
@@ -220,7 +276,9 @@ def test_a_model_answers_what_greedy_decoding_gives_whatever_shares_the_batch(tm
     run = exam_of(tmp_path / "run", [corpus], max_new_tokens=6, limit=1)
     prompts = [f"P: {BACK}", "A: x", f"P: {chess.STARTING_FEN}"]
     together = run.answers.greedy(prompts)
-    assert together == [run.answers.greedy([prompt])[0] for prompt in prompts]
+    together, cut = together
+    assert together == [run.answers.greedy([prompt])[0][0] for prompt in prompts]
+    assert cut == sum(run.answers.greedy([prompt])[1] for prompt in prompts)
     samples = generate.greedy(run.answers.policy.model, [TOKENIZER.encode("A: x")], 6, TOKENIZER.eot_id)
     assert together[1] == TOKENIZER.decode(samples.tokens[0][samples.mask[0]].tolist())
     results = run.run(tell=print)

@@ -237,7 +237,9 @@ def test_big_benchs_layout_is_read_and_what_is_no_problem_is_named(tmp_path: Pat
         ("a.json", "[]", "no mate-in-one problems can be read"),
         ("a.json", "{}", "KeyError: 'examples'"),
         ("a.json", '{"examples": []}', "no mate-in-one problem in it"),
-        ("a.jsonl", "{", "no mate-in-one problems can be read"),
+        ("a.jsonl", "\n{", "no mate-in-one problem in it; example 2: Expecting"),
+        ("a.json", "[" * 200_000, "no mate-in-one problems can be read"),
+        ("a.jsonl", json.dumps({"fen": "6k1/5ppp/8/8/8/8/8/R5K1 w - -"}), "example 1: not a position"),
         ("a.jsonl", json.dumps({"fen": chess.STARTING_FEN}), "example 1: no move mates"),
         ("a.jsonl", json.dumps({"fen": "8/8/8/8 w"}), "example 1: not a position"),
         (

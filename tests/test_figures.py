@@ -6,15 +6,16 @@ import math
 import random
 
 import chess
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rookexp import chess_text, documents
+from rookexp import chess_text, documents, statistics
 from rookexp.errors import DataError
 from rookexp.tasks import positions
 from rookexp.tasks.a_figures import environment_figures
-from rookexp.tasks.figures import Estimate, Figure, Tally, bootstrapped, mean_of, median_of, pooled, ratio_of
+from rookexp.tasks.figures import Estimate, Figure, Tally, bounded, mean_of, median_of, pooled, ratio_of
 from rookexp.tasks.p_figures import best_moves, policy_figures
 
 WHITE = "6k1/5ppp/8/8/8/8/5PPP/R5K1 w - - 0 20"
@@ -119,14 +120,18 @@ def test_a_median_lies_between_two_of_its_values(n: int, cut: int | None) -> Non
     assert found.record().keys() == {"median", "interval", "total"}
 
 
-def test_a_bootstrap_says_the_same_twice() -> None:
-    values = [1.0, 2.0, 3.0, 40.0]
-    found = bootstrapped(values)
-    assert found == bootstrapped(values)
-    low, high = found.interval
-    assert 1 <= low < found.value == 11.5 < high <= 40
-    assert bootstrapped([3.0]) == Estimate(3.0, None, 1)
-    assert bootstrapped([3.0] * 5) == Estimate(3.0, None, 5)
+def test_a_bounded_mean_has_students_interval_for_few_values_and_the_bootstraps_for_many() -> None:
+    few, many = [0.1, 0.2, 0.3, 0.9], [0.1, 0.2, 0.3, 0.9] * 20
+    assert bounded(few) == bounded(few)
+    found = statistics.mean(few)
+    assert found.low < 0, "so it ends at the bound"
+    assert bounded(few) == Estimate(0.375, (0.0, pytest.approx(found.high)), 4)
+    assert bounded([0.0, 1.0]).interval == (0, 1), "two values say next to nothing"
+    assert bounded([30.0, 40.0, 40.0], 40).interval[1] == 40
+    drawn = statistics.bootstrap(many, lambda values: float(np.mean(values)))
+    assert bounded(many).interval == (drawn.low, drawn.high)
+    assert bounded([0.3]) == Estimate(0.3, None, 1)
+    assert bounded([0.5] * 5) == Estimate(0.5, None, 5)
 
 
 def test_a_tally_counts_names_in_their_order() -> None:
@@ -191,6 +196,8 @@ def test_what_is_no_move_is_illegal_and_what_is_missing_is_a_miss() -> None:
     assert figures["the engine's best move listed"] == Figure(1, 1)
     assert figures["B legal"] == figures["format valid"] == Figure(0, 1)
     empty = policy_figures([p_gold(WHITE, MOVES, EVALS)], [""], PROMPTS[:1], None)
+    assert empty.pop("a random legal move is the engine's").value == 1 / len(list(chess.Board(WHITE).legal_moves))
+    empty.pop("a random legal move is the engine's, White")
     assert set(empty.values()) <= {Figure(0, 1), Figure(0, 3)}
     assert "listed moves legal" not in empty
 
@@ -399,7 +406,7 @@ def test_always_the_commonest_class_is_the_baseline_and_macro_figures_see_it() -
     assert environment_figures([], []) == {}
 
 
-def test_macro_figures_have_the_interval_of_resampled_documents() -> None:
+def test_macro_figures_have_an_interval_that_knows_how_few_a_rare_class_has() -> None:
     gold = [a_gold(*FIRST)] * 30 + [a_gold(*MATE)] * 10
     said = [completion(text) for text in gold]
     said[30:34] = ["x+0.001+0+0"] * 4  # 6 of 10 mates are seen, and nothing else is called one
@@ -407,10 +414,39 @@ def test_macro_figures_have_the_interval_of_resampled_documents() -> None:
     recall, f1 = (environment_figures(gold, said)[name] for name in names)
     assert (recall.value, recall.total) == (pytest.approx((1 + 0.6) / 2), 40)
     assert f1.value == pytest.approx((60 / 64 + 12 / 16) / 2)
-    # Half the Wilson interval of the mates' recall, [0.31, 0.83]: the other class's is 1 in every resample.
+    # About half the Wilson interval of the mates' recall, [0.31, 0.83]: the other class's is near 1.
     assert recall.interval == pytest.approx(((1 + 0.31) / 2, (1 + 0.83) / 2), abs=0.04)
     assert f1.interval[0] < f1.value < f1.interval[1] < 1
     assert environment_figures(gold, said)["outcome, macro F1"] == f1, "the same at every call"
     doubled = environment_figures(gold * 4, said * 4)["outcome, macro recall"].interval
     assert doubled[1] - doubled[0] == pytest.approx((recall.interval[1] - recall.interval[0]) / 2, rel=0.2)
-    assert environment_figures(gold, map(completion, gold))["outcome, macro F1"].interval is None
+    certain = environment_figures(gold, map(completion, gold))["outcome, macro recall"]
+    assert certain.value == certain.interval[1] == 1
+    assert certain.interval[0] == pytest.approx((1 + Figure(10, 10).interval[0]) / 2, abs=0.08)
+    alone = environment_figures(gold[:31], map(completion, gold[:31]))["outcome, macro recall"]
+    assert alone.interval[0] < 0.65, "one mate says little"
+
+
+def test_a_list_that_repeats_itself_and_a_value_for_an_illegal_move_are_counted() -> None:
+    figures = of(WHITE, (MOVES, EVALS), ("a1a8 a1a8 h2h3", "1 1 2", "a1a8"))
+    assert figures["listed moves all different"] == Figure(0, 1)
+    assert figures["the highest-valued listed move legal"] == Figure(1, 1)
+    figures = of(WHITE, (MOVES, EVALS), ("a1a9 h2h3", "3 2", "h2h3"))
+    assert figures["listed moves all different"] == Figure(1, 1)
+    assert figures["the highest-valued listed move legal"] == Figure(0, 1)
+
+
+def test_states_are_compared_in_three_ways_in_every_slice() -> None:
+    gold = a_gold(chess.STARTING_FEN, "e2e4")
+    state = completion(gold).split("+")[0]
+    figures = environment_figures([gold], [state.replace(" 0 1", " 7 9") + "+0.001+0+0"])
+    for name in ("", ", ply 1"):
+        assert figures[f"next state exact{name}"] == Figure(0, 1)
+        assert figures[f"next state, first four fields{name}"] == figures[f"next state, board{name}"] == Figure(1, 1)
+
+
+def test_a_fen_of_four_fields_makes_no_document() -> None:
+    with pytest.raises(DataError, match="not a P document"):
+        best_moves(p_gold(WHITE, MOVES, EVALS).replace(" 0 20", "     ", 1))
+    with pytest.raises(DataError, match="not an A document"):
+        environment_figures([a_gold(chess.STARTING_FEN, "e2e4").replace(" 0 1+", "+", 1)], [""])

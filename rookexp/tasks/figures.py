@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ import numpy as np
 from rookexp import statistics
 
 Z95 = 1.959964
+MANY = 20  # values whose bootstrap interval is taken for what it says
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +133,16 @@ def average(values: statistics.Values) -> float:
     return float(np.mean(values))
 
 
-def bootstrapped(values: Sequence[float], statistic: Callable[[statistics.Values], float] = average) -> Estimate:
-    """A statistic, by default the mean, with its percentile bootstrap interval, the same at every call.
+def bounded(values: Sequence[float], most: float = 1.0) -> Estimate:
+    """The mean of values in [0, most], far from normal as they may be, with an interval that is the same at every call.
 
-    For values that are far from normal, and statistics without a formula. Where every resample gives the same, as of
-    values that are all the same, these say nothing about their spread: there is no interval then.
+    It is the percentile bootstrap's, and of fewer than MANY values, for which that is too narrow, Student's within the
+    bounds. Values that are all the same say nothing about their spread: there is no interval then.
     """
-    found = statistics.bootstrap(values, statistic)
-    return Estimate(found.value, (found.low, found.high) if found.low < found.high else None, len(values))
+    few = len(values) < MANY
+    found = statistics.mean(values) if few else statistics.bootstrap(values, average)
+    known = found.low < found.high
+    return Estimate(found.value, (max(found.low, 0.0), min(found.high, most)) if known else None, len(values))
 
 
 class Tally:
@@ -163,7 +166,7 @@ class Tally:
         self._bunches[name].append((hits, total))
 
     def measure(self, name: str, value: float) -> None:
-        """Notes one number, of which the mean is asked."""
+        """Notes one number in [0, 1], of which the mean is asked."""
         self._values[name].append(value)
 
     def rank(self, name: str, value: float) -> None:
@@ -171,10 +174,10 @@ class Tally:
         self._ranked[name].append(value)
 
     def figures(self) -> Figures:
-        """The figure of each name: shares, then means with bootstrap intervals, then medians; these two by name."""
+        """The figure of each name: shares, then means, then medians; these two by name."""
         shares = {name: Figure(hits, total) for name, (hits, total) in self._seen.items()}
         shares |= {name: pooled(self._bunches[name]) for name in shares if name in self._bunches}
-        means = {name: bootstrapped(values) for name, values in sorted(self._values.items())}
+        means = {name: bounded(values) for name, values in sorted(self._values.items())}
         return {**shares, **means, **{name: median_of(values) for name, values in sorted(self._ranked.items())}}
 
 

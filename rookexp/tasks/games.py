@@ -9,7 +9,7 @@ from typing import Literal
 import chess
 
 from rookexp import chess_text, ops
-from rookexp.tasks.figures import Figure, Figures, bootstrapped, pooled
+from rookexp.tasks.figures import Figure, Figures, bounded, pooled
 
 Ask = Callable[[Sequence[str], Sequence[int]], list[str]]  # prompts and a seed for each, to completions
 End = Literal["illegal", "unreadable", "rule", "limit"]
@@ -89,7 +89,7 @@ def self_play_figures(games: Sequence[Game], plies: int) -> Figures:
     lengths = [len(game.moves) for game in games]
     ended: Figures = {words: Figure(sum(g.end == end for g in games), len(games)) for end, words in ENDS.items()}
     moves: Figures = {"a move is legal": pooled([(len(g.moves), len(g.moves) + (g.end in FAILED)) for g in games])}
-    return moves | ended | {f"legal plies, at most {plies}": bootstrapped(lengths)}
+    return moves | ended | {f"legal plies, at most {plies}": bounded(lengths, plies)}
 
 
 def closed_loop_figures(games: Sequence[Game], right: Sequence[Sequence[bool]], plies: int) -> Figures:
@@ -107,5 +107,5 @@ def closed_loop_figures(games: Sequence[Game], right: Sequence[Sequence[bool]], 
         "parted by the environment": Figure(lost, len(games)),
         "parted by a move that is not legal": Figure(left, len(games)),
         "never parted": Figure(len(games) - lost - left, len(games)),
-        f"plies before parting, at most {plies}": bootstrapped([followed(exact) for exact in right]),
+        f"plies before parting, at most {plies}": bounded([followed(exact) for exact in right], plies),
     }

@@ -27,7 +27,10 @@ def illegal_moves(documents: Sequence[str], count: int, seed: int) -> list[str]:
             continue
         own = board.occupied_co[board.turn]
         sources = (chess.SquareSet(~board.occupied), chess.SquareSet(own), chess.SquareSet(board.occupied & ~own))
-        source = rng.choice(list(sources[number % len(sources)]))
+        squares = list(sources[number % len(sources)])
+        if not squares:
+            continue
+        source = rng.choice(squares)
         legal = chess_text.legal_ucis(board)
         moves = [chess.Move(source, square).uci() for square in chess.SQUARES if square != source]
         move = rng.choice([move for move in moves if move not in legal])

@@ -40,25 +40,23 @@ def read(file: Path) -> tuple[list[Problem], list[str]]:
     layout has `examples`, each with the game so far as `input` and a mating move as `target`, in SAN.
     Raises: DataError where the file cannot be read or has no problem in it.
     """
+    problems, skipped = [], []
     try:
         text = file.read_text(encoding="utf-8-sig")
-        rows: list[Any] = (
-            json.loads(text)["examples"]
-            if file.suffix == ".json"
-            else [json.loads(line) for line in text.splitlines() if line.strip()]
-        )
+        rows = json.loads(text)["examples"] if file.suffix == ".json" else text.splitlines()
         if not isinstance(rows, list):
             raise TypeError("no list of examples")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(
             f"{file}: no mate-in-one problems can be read ({type(error).__name__}: {error}); give JSON lines with a "
             "`fen`, or a BIG-bench task.json with `examples`"
         ) from error
-    problems, skipped = [], []
     for number, row in enumerate(rows, start=1):
+        if file.suffix != ".json" and not row.strip():
+            continue
         try:
-            problems.append(_problem(row))
-        except (ValueError, KeyError, TypeError) as error:
+            problems.append(_problem(row if file.suffix == ".json" else json.loads(row)))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             skipped.append(f"{number}: {f'no {error}' if isinstance(error, KeyError) else error}")
     if not problems:
         raise DataError(f"{file}: no mate-in-one problem in it" + (f"; example {skipped[0]}" if skipped else ""))
@@ -81,6 +79,7 @@ def mate_figures(problems: Sequence[Problem], completions: Sequence[str], prompt
             tally.add("the highest-valued listed move mates", highest in problem.mates)
             tally.add("a mating move is listed", bool(set(problem.mates) & set(listed)))
             tally.add("B legal", best in legal)
+            tally.add("the highest-valued listed move legal", highest in legal)
             if problem.target is not None:
                 tally.add("B is the target", best == problem.target)
                 tally.add("the highest-valued listed move is the target", highest == problem.target)
@@ -101,13 +100,14 @@ def _problem(row: dict[str, Any]) -> Problem:
     Raises: ValueError saying what is wrong, KeyError for what is missing.
     """
     if "fen" in row:
-        board = chess_text.board_of(row["fen"]) if isinstance(row["fen"], str) else None
+        fen = row["fen"].strip() if isinstance(row["fen"], str) else ""
+        board = chess_text.board_of(fen) if len(fen.split()) == chess_text.FEN_FIELDS else None
         if board is None or not board.is_valid():
             raise ValueError(f"not a position: {row['fen']!r}")
         mates = mating_moves(board)
         if sorted(row.get("mates", mates)) != list(mates):
             raise ValueError(f"mates {row['mates']} given, found {list(mates)}")
-        fen, target = row["fen"], None
+        target = None
     else:
         board = chess.Board()
         for word in MOVE_NUMBER.sub(" ", row["input"]).split():

@@ -71,7 +71,8 @@ def highest_valued(answer: chess_text.PolicyAnswer | None) -> str | None:
 def _read(document: str) -> tuple[chess_text.PolicyAnswer, dict[str, float], chess.Board]:
     """What a P document says, the engine's moves with their evaluations in pawns, and the position."""
     gold = chess_text.parse_p(document)
-    board = None if gold is None else chess_text.board_of(gold.fen)
+    whole = gold is not None and len(gold.fen.split()) == chess_text.FEN_FIELDS
+    board = chess_text.board_of(gold.fen) if gold is not None and whole else None
     lines = None if gold is None or not gold.well_formed else gold.pairs()
     if gold is None or board is None or lines is None:
         raise DataError(f"not a P document: {document!r}")
@@ -93,12 +94,15 @@ def _add_policy(
     highest = highest_valued(answer)
     tally.add("format valid", answer.well_formed and answer.fen == gold.fen and not answer.trailing_garbage)
     tally.add("B legal", answer.best in legal)
+    tally.add("the highest-valued listed move legal", highest in legal)
     tally.add_bunch("listed moves legal", sum(answer.legality(legal)), len(answer.moves))
+    tally.add("listed moves all different", 0 < len(answer.moves) == len(set(answer.moves)))
     tally.add_bunch("the engine's moves listed", len(lines.keys() & set(answer.moves)), len(lines))
     tally.add("the engine's best move listed", bool(best & set(answer.moves)))
     tally.add("B is the label", answer.best == gold.best)
     tally.add("B is the engine's move", answer.best in best)
     tally.add("the highest-valued listed move is the engine's", highest in best)
+    tally.measure("a random legal move is the engine's", len(best) / len(legal))
     if pairs and len(values := [value for _, value in pairs]) > 1 and min(values) < max(values):
         own = {value for move, value in pairs if move == answer.best}
         tally.add("B is the highest-valued listed move", own == {max(values)})
