@@ -18,7 +18,7 @@ from rookexp import a_documents, annotate, documents
 from rookexp.errors import DataError, EngineError
 from rookexp.files import write_atomic
 from rookexp.rewards.engine import Stockfish
-from rookexp.shares import shares_of
+from rookexp.shares import row_counts, shares_of
 
 
 class Corpus:
@@ -124,6 +124,7 @@ class Corpus:
         report = documents.build_corpus(
             self.folder,
             shards=-(-self.positions // self.shard_positions),
+            kinds=row_counts(self.shard_positions, self.quotas),
             seed=self.seed,
             copies=self.copies,
             black_best=self.black_best,
@@ -153,7 +154,10 @@ class Corpus:
                     )
             write_atomic(path, json.dumps(known | dict(settings), indent=2) + "\n")
         except (OSError, ValueError) as error:
-            raise DataError(f"{path}: cannot be read or written ({error})") from error
+            raise DataError(
+                f"{path}: cannot be read or written ({error}); it says how the shards were made: delete the folder or "
+                "choose another one"
+            ) from error
 
 
 def end_with_parent() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -39,10 +39,11 @@ class Row:
         return {"fen": fen, "kind": self.kind, "moves": self.moves, "evals_cp": self.evals_cp}
 
 
-def load_rows(folder: Path, shards: int) -> tuple[list[Row], list[list[chess.Move]], int]:
+def load_rows(folder: Path, shards: int, kinds: Mapping[str, int]) -> tuple[list[Row], list[list[chess.Move]], int]:
     """Distinct annotated positions of the first `shards` files, their self-play games, and the number of duplicates.
 
-    Raises: DataError naming the file and line that cannot be read.
+    `kinds`: how many of each kind a whole shard has; of openings it may have fewer, as they repeat themselves.
+    Raises: DataError naming the file and line that cannot be read, or the file that is not whole.
     """
     rows: dict[str, Row] = {}
     games: list[list[chess.Move]] = []
@@ -51,6 +52,7 @@ def load_rows(folder: Path, shards: int) -> tuple[list[Row], list[list[chess.Mov
         file = shard_path(folder, index)
         if not file.exists():
             raise DataError(f"{file}: missing; make the shards with `python -m rookexp.data`")
+        missing = Counter({kind: count for kind, count in kinds.items() if kind != "opening"})
         for number, line in enumerate(file.read_text(encoding="utf-8-sig").splitlines(), start=1):
             try:
                 raw = json.loads(line)
@@ -71,6 +73,9 @@ def load_rows(folder: Path, shards: int) -> tuple[list[Row], list[list[chess.Mov
             key = positions.position_key(board)
             duplicates += key in rows
             rows.setdefault(key, row)
+            missing[row.kind] -= 1
+        if lacks := sum((+missing).values()):
+            raise DataError(f"{file}: {lacks} rows fewer than a whole shard has; delete the file, and it is made again")
     return list(rows.values()), games, duplicates
 
 
@@ -157,6 +162,7 @@ def build_corpus(
     folder: Path,
     *,
     shards: int,
+    kinds: Mapping[str, int],
     seed: int,
     copies: int,
     black_best: Literal["legacy", "corrected"],
@@ -172,7 +178,7 @@ def build_corpus(
     as it is. The prompts are test positions: pretraining never sees them. Shipping them means copying
     prompts-{train,eval}.jsonl to rookexp/assets/positions/{train,eval}.jsonl. Returns the report.
     """
-    rows, games, duplicates = load_rows(folder, shards)
+    rows, games, duplicates = load_rows(folder, shards, kinds)
     rng, draws = random.Random(f"{seed}/documents"), random.Random(f"{seed}/legal")
     legal: list[str] = []
     texts: dict[str, list[str]] = {"train": [], "validation": [], "test": []}

@@ -129,6 +129,7 @@ def build(folder: Path) -> dict:
     return documents.build_corpus(
         folder,
         shards=1,
+        kinds={},
         seed=1,
         copies=2,
         black_best="legacy",
@@ -257,18 +258,31 @@ def test_shipped_prompts_are_of_the_test_split_and_share_no_position(root: Path)
 def test_a_byte_order_mark_is_no_part_of_the_rows(tmp_path: Path) -> None:
     row = {"fen": chess.STARTING_FEN, "kind": "opening", "moves": ["e2e4"], "evals_cp": [3]}
     shard_path(tmp_path, 0).write_text(json.dumps(row), encoding="utf-8-sig")
-    ((read,), _, _) = documents.load_rows(tmp_path, 1)
+    ((read,), _, _) = documents.load_rows(tmp_path, 1, {})
     assert read.moves == ("e2e4",)
+
+
+def test_a_shard_that_was_cut_is_named_unless_only_openings_are_missing(tmp_path: Path) -> None:
+    row = {"fen": chess.STARTING_FEN, "kind": "endgame", "moves": ["e2e4"], "evals_cp": [3]}
+    shard_path(tmp_path, 0).write_text(json.dumps(row) + "\n")
+    assert documents.load_rows(tmp_path, 1, {"opening": 3, "endgame": 1})[0]
+    with pytest.raises(
+        DataError, match=r"annotations-00000\.jsonl: 3 rows fewer than a whole shard has; delete the fi"
+    ):
+        documents.load_rows(tmp_path, 1, {"opening": 3, "endgame": 2, "self_play": 2})
+    shard_path(tmp_path, 0).write_text("")
+    with pytest.raises(DataError, match="1 rows fewer"):
+        documents.load_rows(tmp_path, 1, {"endgame": 1})
 
 
 def test_a_broken_row_is_named(tmp_path: Path) -> None:
     shard_path(tmp_path, 0).write_text('{"fen": "nonsense"}\n')
     with pytest.raises(DataError, match="line 1"):
-        documents.load_rows(tmp_path, 1)
+        documents.load_rows(tmp_path, 1, {})
     for moves in ([], ["e2e4", "d2d4"], 5):
         row = {"fen": chess.STARTING_FEN, "kind": "opening", "moves": moves, "evals_cp": [3]}
         shard_path(tmp_path, 0).write_text(json.dumps(row) + "\n")
         with pytest.raises(DataError, match="line 1"):
-            documents.load_rows(tmp_path, 1)
+            documents.load_rows(tmp_path, 1, {})
     with pytest.raises(DataError, match=r"rookexp\.data"):
-        documents.load_rows(tmp_path / "none", 1)
+        documents.load_rows(tmp_path / "none", 1, {})

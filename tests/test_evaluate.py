@@ -90,7 +90,8 @@ def speak(monkeypatch: pytest.MonkeyPatch) -> Callable[[Say], list[int]]:
             assert len(seeds) == len(prompts)
             sizes.append(len(prompts))
             longest = sampling.max_new_tokens - 1
-            said = [[*TOKENIZER.encode(say(TOKENIZER.decode(ids)))[:longest], eot_id] for ids in prompts]
+            texts = [TOKENIZER.encode(say(TOKENIZER.decode(ids))) for ids in prompts]
+            said = [[*text[:longest], eot_id] for text in texts]
             width = max(len(ids) + len(new) for ids, new in zip(prompts, said, strict=True))
             tokens = torch.full((len(said), width), eot_id)
             mask = torch.zeros(len(said), width, dtype=torch.bool)
@@ -99,7 +100,8 @@ def speak(monkeypatch: pytest.MonkeyPatch) -> Callable[[Say], list[int]]:
                 tokens[i, :end] = torch.tensor([*ids, *new])
                 mask[i, len(ids) : end] = True
             zeros = torch.zeros(len(said), width)
-            return Samples(tokens, mask, zeros, zeros[:, 0].bool(), mask.sum(1))
+            cut = torch.tensor([len(text) > longest for text in texts])
+            return Samples(tokens, mask, zeros, cut, mask.sum(1))
 
         monkeypatch.setattr(generate, "sample", sample)
         return sizes
@@ -219,16 +221,15 @@ def test_the_folder_of_a_training_keeps_its_completions(tmp_path, corpus, speak)
 
 
 def test_the_first_documents_are_asked_and_told_to_be_so_and_answers_that_are_cut_off_are_counted(
-    tmp_path, corpus
+    tmp_path, corpus, speak
 ) -> None:
+    speak(lambda prompt: "??" if "d2d4" in prompt else "?")
     told: list[str] = []
-    run = exam_of(tmp_path / "run", [corpus], max_new_tokens=1, limit=2)
-    run.answers.policy.model.wte.weight.data[TOKENIZER.eot_id] *= -1  # it would end at once
-    results = run.run(told.append)
+    results = exam_of(tmp_path / "run", [corpus], max_new_tokens=2, limit=2).run(told.append)
     assert told[0] == "<tiny>"
     assert "test.txt, A: the first 2 of 3 documents" in "".join(told)
     assert "test.txt, P: 2 documents" in "".join(told)
-    assert results["test.txt, A"]["cut off at 1 tokens"] == Figure(2, 2)
+    assert results["test.txt, A"]["cut off at 2 tokens"] == Figure(1, 2)
     asked = [json.loads(line) for line in (tmp_path / "run" / exam.COMPLETIONS).read_text().splitlines()]
     assert [row["gold"] for row in asked if row["part"] == "test.txt, A"] == A_DOCUMENTS[:2]
 
