@@ -33,7 +33,7 @@ def held_out(corpora: Sequence[Path], path: Path) -> dict[str, int]:
         files = len(list(corpus.glob("annotations-*.jsonl")))
         if not files:
             raise DataError(f"{corpus}: no annotated positions; make them with `python -m rookexp.data`")
-        for row in documents.load_rows(corpus, files)[0]:
+        for row in documents.load_rows(corpus, files, {})[0]:
             key = position_key(row.board)
             if split_of(key) != "train" and key not in known:
                 known.add(key)
