@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import optuna
 import pytest
 from hydra.core.utils import JobReturn, JobStatus
 from made_runs import make, rows
@@ -203,16 +204,29 @@ def grid(folder: Path, cells: dict[tuple[int, int], float | None], **changes: An
 
 def test_importance_is_the_share_of_the_variance_that_a_parameter_explains(tmp_path: Path) -> None:
     plan, made = grid(tmp_path, {(0, 0): 0.0, (0, 1): 1.0, (1, 0): 3.0, (1, 1): 4.0, (0, 2): None})
-    book: Any = None
-    found = Standing(plan, made).importance(book)
+    found = Standing(plan, made).importance()
     assert found == pytest.approx({"a": 0.9, "b": 0.1})
     assert list(found) == ["a", "b"], "largest first"
     turned = grid(tmp_path, {(0, 0): 0.0, (1, 0): 1.0, (0, 1): 3.0, (1, 1): 4.0})[1]
-    assert list(Standing(plan, turned).importance(book)) == ["b", "a"]
-    assert Standing(plan, made[1:]).importance(book) == pytest.approx({"a": 25 / 28, "b": 1 / 28})
-    assert Standing(plan, made[:2]).importance(book) == {}
+    assert list(Standing(plan, turned).importance()) == ["b", "a"]
+    assert Standing(plan, made[1:]).importance() == pytest.approx({"a": 25 / 28, "b": 1 / 28})
+    assert Standing(plan, made[:2]).importance() == {}
     equal = grid(tmp_path, {(0, 0): 1.0, (0, 1): 1.0, (1, 0): 1.0})[1]
-    assert Standing(plan, equal).importance(book) == {}
+    assert Standing(plan, equal).importance() == {}
+
+
+def test_importance_without_lists_is_that_of_the_points_however_often_one_was_drawn(tmp_path: Path) -> None:
+    """Optuna's PED-ANOVA over the trials that `Standing` is given, each a point of its own."""
+    values = {(a, b): 3.0 * a + b for a in range(3) for b in range(3)}
+    plan, made = grid(tmp_path, values)
+    ranges = {key: optuna.distributions.IntDistribution(0, 2) for key in ("a", "b")}
+    for trial in made:
+        trial.distributions = ranges
+    plan.space.params = []  # none of them a list
+    found = Standing(plan, made).importance()
+    assert list(found) == ["a", "b"], "largest first"
+    assert sum(found.values()) == pytest.approx(1)
+    assert found["a"] > 0.6
 
 
 def test_a_line_of_the_table_has_what_was_measured(tmp_path: Path) -> None:

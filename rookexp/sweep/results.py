@@ -122,11 +122,11 @@ def show(plan: Plan, book: Book, file: IO[str] | None = None) -> None:
     console = reader(file, PLAIN_WIDTH)
     now = Standing(plan, book.trials())
     console.print(plain_table(*table(now)), highlight=False)
-    for text in closing(now, book):
+    for text in closing(now):
         console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
-def closing(now: Standing, book: Book) -> list[str]:
+def closing(now: Standing) -> list[str]:
     """The lines below the table."""
     plan, lines = now.plan, [""]
     several = len(plan.settings.objectives) > 1
@@ -150,7 +150,7 @@ def closing(now: Standing, book: Book) -> list[str]:
             f"{plan.settings.statistic} of {wording.seeds(len(plan.seeds))}, [95 % interval]; the best of many points "
             "looks better than it is: run it again under new seeds before you believe its number"
         )
-    shares = now.importance(book)
+    shares = now.importance()
     if shares:
         lines.append("importance: " + ", ".join(f"{key} {share:.0%}" for key, share in shares.items()))
     where = storage.placed(plan.url, plan.folder) if plan.url else plan.folder / storage.JOURNAL

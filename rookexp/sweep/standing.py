@@ -21,7 +21,7 @@ from rookexp.points import Point
 from rookexp.statistics import Interval
 from rookexp.sweep import study
 from rookexp.sweep.space import Listed
-from rookexp.sweep.study import Book, Plan
+from rookexp.sweep.study import Plan
 
 Figures = Mapping[str, Mapping[str, float]]  # seed -> figure -> value
 
@@ -114,7 +114,7 @@ class Standing:
             found[trial.number] = points.of(f"#{trial.number}", group, {})
         return found
 
-    def importance(self, book: Book) -> dict[str, float]:
+    def importance(self) -> dict[str, float]:
         """How much each parameter matters to the first objective, largest first; {} where that cannot be said.
 
         Of lists: the share of the variance between points that the parameter explains by itself (main effects; in a
@@ -125,11 +125,13 @@ class Standing:
             return {}
         if not all(isinstance(param, Listed) for param in self.plan.space.params):
             sign = self.plan.settings.signs[0]  # low targets are good there
+            points = optuna.create_study(directions=list(self.plan.settings.objectives.values()))
+            points.add_trials(self.complete)  # the sweep's own study has a point as often as it was drawn
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # that it is new, and that low targets are meant
                     return optuna.importance.get_param_importances(
-                        book.study, evaluator=PedAnovaImportanceEvaluator(), target=lambda trial: sign * trial.values[0]
+                        points, evaluator=PedAnovaImportanceEvaluator(), target=lambda trial: sign * trial.values[0]
                     )
             except (ImportError, ValueError, RuntimeError):  # a package is missing, or too few points
                 return {}
