@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rookexp import ops
 from rookexp.errors import ConfigError
-from rookexp.returns import Baseline
+from rookexp.returns import Advantages, Baseline, TokenRewards
 
 # The dimension that a standard deviation is taken over (None: all), and what the number of rewards is lessened by.
 STDS: dict[str, tuple[int | None, int]] = {"sample": (1, 1), "population": (1, 0), "batch": (None, 1)}
@@ -46,12 +46,63 @@ class GroupMean(Baseline):
 
         Raises: ConfigError when G is 1.
         """
-        centred = _compared(rewards, rewards.mean(1, keepdim=True))
+        return self._divided(_compared(rewards, rewards.mean(1, keepdim=True))[..., None], rewards)[..., 0]
+
+    def _divided(self, compared: Float[Tensor, "p g k"], rewards: Float[Tensor, "p g"]) -> Float[Tensor, "p g k"]:
+        """What was compared, over what the rewards' spread says."""
         if self.std == "none":
-            return centred
+            return compared
         over, less = STDS[self.std]
         divisor = rewards.std(over, correction=less, keepdim=True).clamp(min=self.std_floor) + self.std_eps
-        return torch.where(divisor == 0, 0.0, centred / divisor)
+        return torch.where(divisor[..., None] == 0, 0.0, compared / divisor[..., None])
+
+
+class Process(GroupMean):
+    """Process supervision: a token's advantage is that of the stages it answers for, each compared with the group's.
+
+    A stage's (r_k - mean r_k) is divided as `GroupMean` divides the whole reward's, so that the stages of a row add up
+    to its outcome advantage, and with one stage it is that. The mean is over the rows that have the stage. A token
+    answers for its `own` stage, or for those `to_go`, its own and all that follow. The first is biased, for a list
+    that leads to a bad choice is not blamed for it, and has less noise: a choice says nothing of the list before it.
+    Source: Shao et al. 2024 (arXiv 2402.03300), section 4.1.3, which is `to_go` with one mean and sd over all stages.
+    """
+
+    whole_rows = False
+    by_stage = True
+
+    def __init__(
+        self,
+        *,
+        std: Literal["none", "sample", "population", "batch"],
+        std_eps: Annotated[float, Ge(0)],
+        std_floor: Annotated[float, Ge(0)],
+        credit: Literal["own", "to_go"],
+    ) -> None:
+        super().__init__(std=std, std_eps=std_eps, std_floor=std_floor)
+        self.credit = credit
+
+    @torch.no_grad()
+    def advantages(self, given: TokenRewards) -> Advantages:
+        """Advantages as `GroupMean` has them, token by token; a stage of equal rewards adds exactly 0.
+
+        Raises: ConfigError when G is 1.
+        """
+        _refuse_one(given.group_size)
+        stage = torch.zeros_like(given.mask, dtype=torch.long) if given.stage is None else given.stage
+        shape = len(given.tasks), given.group_size, int(stage.max()) + 1
+
+        def by_stage(x: Float[Tensor, "n t"]) -> Float[Tensor, "p g k"]:
+            return x.new_zeros(len(x), shape[2]).scatter_add_(1, stage, x).view(shape)
+
+        earned, there = by_stage(given.rewards), by_stage(given.mask.to(given.rewards)) > 0
+        highest = earned.masked_fill(~there, -torch.inf).amax(1, keepdim=True)  # (P, 1, K)
+        equal = highest == earned.masked_fill(~there, torch.inf).amin(1, keepdim=True)
+        mean = (earned * there).sum(1, keepdim=True) / there.sum(1, keepdim=True)
+        compared = torch.where(there & ~equal, earned - mean, 0.0)
+        found = self._divided(compared, earned.sum(2))
+        if self.credit == "to_go":
+            found = found.flip(2).cumsum(2).flip(2)
+        return Advantages(torch.where(given.mask, found.flatten(0, 1).gather(1, stage), 0.0), None)
 
 
 class Rloo(Baseline):
@@ -192,11 +243,16 @@ def clip_advantages(advantages: Float[Tensor, "*n"], limit: float) -> Float[Tens
 
 def _compared(rewards: Tensor, baseline: Tensor) -> Tensor:
     """r - baseline, (P, G); exactly 0 in a group of equal rewards, where rounding would leave a trace."""
-    if rewards.shape[1] < 2:
+    _refuse_one(rewards.shape[1])
+    equal = rewards.amax(1, keepdim=True) == rewards.amin(1, keepdim=True)  # (P, 1)
+    return torch.where(equal, 0.0, rewards - baseline)
+
+
+def _refuse_one(group_size: int) -> None:
+    """Raises: ConfigError for a group of one."""
+    if group_size < 2:
         raise ConfigError(
             "group_size = 1: a lone completion has no others to be compared with, its advantage would always be 0; "
             "set group_size to 2 or more, or choose a baseline that does not come from the group: ema, gae, "
             "reinforce_pp or none"
         )
-    equal = rewards.amax(1, keepdim=True) == rewards.amin(1, keepdim=True)  # (P, 1)
-    return torch.where(equal, 0.0, rewards - baseline)

@@ -184,6 +184,16 @@ class PolicyAnswer:
         return tuple(move in legal for move in self.moves)
 
 
+def p_fields(text: str) -> dict[str, int]:
+    """Where the markers of a text that starts with `P:` stand, in characters: of M, E and B those that are there."""
+    starts = {"P": 0}
+    for marker in "MEB":
+        found = text.find(f"{marker}:", [*starts.values()][-1] + 2)
+        if found >= 0:
+            starts[marker] = found
+    return starts
+
+
 def parse_p(text: str) -> PolicyAnswer | None:
     """The answer in a P document (a prompt of any style and its completion), None where it does not start with `P:`.
 
@@ -192,19 +202,14 @@ def parse_p(text: str) -> PolicyAnswer | None:
     text = text.split(END_OF_TEXT, 1)[0].lstrip()
     if not text.startswith("P:"):
         return None
-    sections = {"P": "", "M": "", "E": "", "B": ""}
-    name, start = "P", 2
-    for marker in "MEB":
-        found = text.find(f"{marker}:", start)
-        if found >= 0:
-            sections[name] = text[start:found]
-            name, start = marker, found + 2
-    sections[name] = text[start:]
-    after_best = sections["B"].split(maxsplit=1)
+    starts = p_fields(text)
+    ends = [*starts.values(), len(text)][1:]
+    sections = {name: text[start + 2 : end] for (name, start), end in zip(starts.items(), ends, strict=True)}
+    after_best = sections.get("B", "").split(maxsplit=1)
     return PolicyAnswer(
         fen=sections["P"].strip(),
-        moves=tuple(sections["M"].split()),
-        evals=tuple(decimal(word) for word in sections["E"].split()),
+        moves=tuple(sections.get("M", "").split()),
+        evals=tuple(decimal(word) for word in sections.get("E", "").split()),
         best=after_best[0] if after_best else None,
         trailing_garbage=after_best[1].strip() if len(after_best) > 1 else "",
     )

@@ -12,10 +12,11 @@ from typing import Annotated, Literal
 
 import torch
 from annotated_types import Ge, Gt, Le
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from rookexp import ops
+from rookexp.types import Stages
 
 VAR_EPS = 1e-8  # added to the variance that `whiten` divides by, as TRL and verl do
 
@@ -31,6 +32,7 @@ class TokenRewards:
     values: Float[Tensor, "n t"] | None  # the value head's prediction before each completion token; None: no head
     truncated: Bool[Tensor, " n"]  # True where no end-of-text was sampled
     final_values: Float[Tensor, " n"] | None = None  # its prediction after each row's last token; None: not asked for
+    stage: Int[Tensor, "n t"] | None = None  # which of its row's stages each token is of; None: there is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class Baseline(nn.Module):
     needs_values = False  # True: reads `TokenRewards.values`
     needs_groups = True  # True: a group of one completion is an error
     whole_rows = True  # False: the tokens of a row may have different advantages
+    by_stage = False  # True: reads `TokenRewards.stage`, and a reward is paid where it is earned
     # Where `needs_values`, how the head is trained: see Gae.
     value_lr: float
     value_coef: float
@@ -149,6 +152,17 @@ def at_last_token(rewards: Float[Tensor, " n"], mask: Bool[Tensor, "n t"]) -> Fl
     """
     last = (mask * torch.arange(mask.shape[1], device=mask.device)).amax(1, keepdim=True)  # (N, 1)
     return rewards.new_zeros(mask.shape).scatter(1, last, rewards[:, None])
+
+
+def at_stages(stages: Stages, stage: Int[Tensor, "n t"], mask: Bool[Tensor, "n t"]) -> Float[Tensor, "n t"]:
+    """What each stage earns on its last completion token; a stage without any is paid with the row's last one."""
+    columns = torch.arange(mask.shape[1], device=mask.device)
+    paid = torch.zeros(mask.shape, device=mask.device)
+    for k, rewards in enumerate(stages.rewards.to(paid).unbind(1)):
+        own = mask & (stage == k)
+        there = torch.where(own.any(1, keepdim=True), own, mask)
+        paid.scatter_add_(1, (there * columns).amax(1, keepdim=True), rewards[:, None])
+    return paid
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
@@ -69,11 +70,20 @@ class Rollouts:
 
 
 @dataclass(frozen=True, slots=True)
+class Stages:
+    """Where in their texts completions earn their rewards: K stages of each, one behind the other."""
+
+    ends: Int[Tensor, "n k"]  # characters of the completion up to which a stage reaches, ascending; the last: all
+    rewards: Float[Tensor, "n k"]  # what it earns; they add up to the completion's reward
+
+
+@dataclass(frozen=True, slots=True)
 class Scores:
     """What the completions were worth."""
 
     rewards: Shaped[Tensor, " n"]  # outcome reward of each completion
     parts: Mapping[str, Shaped[Tensor, " n"]]  # components and diagnostics; NaN = not applicable
+    stages: Stages | None = None  # None: a reward is earned as one, by the whole completion
 
     def __post_init__(self) -> None:
         """Whatever a reward counts in, both are floats from here on.
@@ -159,6 +169,25 @@ def scores_of(reward: Reward, prompts: Sequence[Prompt], texts: Sequence[str]) -
             "wanted: rookexp.types.Scores with one reward each"
         )
     return scores
+
+
+def stages_of(found: Sequence[tuple[Sequence[int], Scores]], texts: Sequence[str]) -> Stages | None:
+    """The stages of all texts from the scores of some rows each, of which later ones stand; None where none has any.
+
+    Rows whose scores have no stages earn all in one.
+    """
+    count = max((scores.stages.ends.shape[1] for _, scores in found if scores.stages), default=0)
+    if not count:
+        return None
+    whole = torch.tensor([len(text) for text in texts])[:, None].repeat(1, count)
+    ends, rewards = whole.clone(), torch.zeros(whole.shape)
+    for rows, scores in found:
+        index = torch.tensor(rows)
+        own = scores.stages or Stages(whole[index, :1], scores.rewards[:, None])
+        spare = count - own.ends.shape[1]
+        ends[index] = torch.cat((own.ends, whole[index, :spare]), 1)
+        rewards[index] = F.pad(own.rewards.to(rewards), (0, spare))
+    return Stages(ends, rewards)
 
 
 def _floats(what: str, x: Tensor, count: int | None) -> Tensor:

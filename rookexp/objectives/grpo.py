@@ -28,7 +28,7 @@ from rookexp.objectives.rollout_metrics import completion_rows, rollout_metrics
 from rookexp.objectives.rollouts import Codec, RolloutSource, SamplingPolicy, Task
 from rookexp.reference import Sync
 from rookexp.returns import Advantages, Baseline, TokenRewards
-from rookexp.types import Experience, LongReward, LossTerms, Policy, Reward, Rollouts
+from rookexp.types import Experience, LongReward, LossTerms, Policy, Reward, Rollouts, Scores
 
 Aggregation = Callable[..., Tensor]  # (mask (N, T), max_new_tokens=) to weights (N, T): see rookexp.aggregation
 
@@ -175,7 +175,7 @@ class GRPO:
             error = (seen["logprobs"] - rollouts.logprobs).abs().sum() / rollouts.mask.sum()
             metrics["sampler/abs_logprob_error"] = float(error)
             experience = replace(experience, logprobs=seen["logprobs"])
-        found = self._advantages(rollouts, scores.rewards.to(device), kept, seen)
+        found = self._advantages(rollouts, scores, kept, seen)
         advantages = found.advantages
         if self.advantage_clip is not None:
             advantages = baselines.clip_advantages(advantages, self.advantage_clip)
@@ -196,14 +196,28 @@ class GRPO:
     def _advantages(
         self,
         rollouts: Rollouts,
-        rewards: Float[Tensor, " n"],
+        scores: Scores,
         kept: Bool[Tensor, " n"],
         seen: Mapping[str, Tensor],
     ) -> Advantages:
-        """What the baseline makes of the kept rows' rewards, less beta times the divergence where rewards pay it."""
+        """What the baseline makes of the kept rows' rewards, less beta times the divergence where rewards pay it.
+
+        Raises: ConfigError where the baseline compares stages and the reward has none.
+        """
         if not kept.any():
             return Advantages(torch.zeros_like(rollouts.logprobs), None)
-        paid = returns.at_last_token(rewards, rollouts.mask)
+        stage = None
+        if not self.baseline.by_stage:
+            paid = returns.at_last_token(scores.rewards.to(kept.device), rollouts.mask)
+        elif scores.stages is None:
+            raise ConfigError(
+                f"baseline={type(self.baseline).__name__} with reward={type(self.source.reward).__name__}: it compares "
+                "stages, and the reward does not say where in a completion it is earned; choose reward=policy, engine "
+                "or rookworld, or baseline=group_mean"
+            )
+        else:
+            stage = self.source.stages(rollouts, scores.stages)
+            paid = returns.at_stages(scores.stages, stage, rollouts.mask)
         if self._pays_kl():
             paid = paid - self.coefficient.coefficient() * seen["kl"]
         tasks = [prompt.task for prompt in rollouts.prompts for _ in range(self.group_size)]
@@ -215,6 +229,7 @@ class GRPO:
             values=seen["values"][kept] if "values" in seen else None,
             truncated=rollouts.truncated[kept],
             final_values=seen["final_values"][kept] if "values" in seen else None,
+            stage=None if stage is None else stage[kept],
         )
         found = self.baseline.advantages(given)
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields, replace
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Int
 from torch import Tensor
 
 from rookexp import generate, ops, shaping
 from rookexp.errors import ConfigError
-from rookexp.types import LongReward, Policy, Prompt, Reward, Rollouts, Scores, scores_of
+from rookexp.types import LongReward, Policy, Prompt, Reward, Rollouts, Scores, Stages, scores_of, stages_of
 
 
 @runtime_checkable
@@ -136,7 +139,7 @@ class RolloutSource:
     def score(self, rollouts: Rollouts) -> Scores:
         """The rewards, less the penalty on long completions, which is the part `overlong`."""
         scores = scores_of(self.reward, rollouts.prompts, rollouts.texts)
-        rewards, parts = scores.rewards, dict(scores.parts)
+        rewards, parts, stages = scores.rewards, dict(scores.parts), scores.stages
         if rewards.isnan().any():
             prompt = rollouts.prompts[int(rewards.isnan().nonzero()[0]) // self.group_size]
             raise ConfigError(
@@ -151,7 +154,25 @@ class RolloutSource:
                 rollouts.mask.sum(1).cpu() + later, max_new_tokens=longest, buffer=self.overlong_buffer
             )
             rewards = rewards + parts["overlong"]
-        return Scores(rewards, parts)
+            if stages is not None:
+                *others, last = stages.rewards.unbind(1)
+                stages = replace(stages, rewards=torch.stack([*others, last + parts["overlong"]], 1))
+        return Scores(rewards, parts, stages)
+
+    def stages(self, rollouts: Rollouts, stages: Stages) -> Int[Tensor, "n t"]:
+        """The stage that each completion token belongs to, by where its text ends; 0 elsewhere."""
+        found = torch.zeros_like(rollouts.tokens)
+        for row, ends in enumerate(stages.ends.tolist()):
+            places = rollouts.mask[row].nonzero()[:, 0]
+            ids = rollouts.tokens[row, places].tolist()
+            reach = partial(self._reach, ids)
+            for end in ends[:-1]:
+                found[row, places[bisect_right(range(len(ids)), end, key=reach) :]] += 1
+        return found
+
+    def _reach(self, ids: Sequence[int], last: int) -> int:
+        """Characters of the text up to and including the id at `last`."""
+        return len(self.tokenizer.decode(ids[: last + 1]))
 
 
 def with_groups(
@@ -180,7 +201,8 @@ def with_groups(
     )
     absent = torch.full_like(new_scores.rewards, math.nan)  # a part of a task of which nothing was asked again
     parts = {name: put(part, new_scores.parts.get(name, absent), 0) for name, part in scores.parts.items()}
-    return merged, Scores(put(scores.rewards, new_scores.rewards, 0), parts)
+    stages = stages_of([(range(len(texts)), scores), (rows, new_scores)], texts)
+    return merged, Scores(put(scores.rewards, new_scores.rewards, 0), parts, stages)
 
 
 def joined(parts: Sequence[generate.Samples], rows: Sequence[int], eot_id: int) -> generate.Samples:

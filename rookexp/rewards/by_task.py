@@ -11,7 +11,7 @@ from torch import Tensor
 from rookexp.errors import ConfigError, PartError
 from rookexp.rewards.made_of import MadeOf
 from rookexp.rewards.rows import completions_each
-from rookexp.types import Prompt, Reward, Scores, scores_of
+from rookexp.types import Prompt, Reward, Scores, scores_of, stages_of
 
 
 class ByTask(MadeOf):
@@ -30,7 +30,7 @@ class ByTask(MadeOf):
         """Rewards (N,) of N = P x G completions, row p*G+g to prompt p; each reward sees its own task's alone.
 
         Parts (N,): those of the rewards by their own names, NaN for the rows of a task that has no such part. A
-        task of which nothing is asked adds none.
+        task of which nothing is asked adds none. Stages: those of the rewards that have any.
         Raises: ConfigError for a prompt of a task without a reward.
         """
         size = completions_each(prompts, texts)
@@ -41,13 +41,15 @@ class ByTask(MadeOf):
                     f"here only for {', '.join(self.rewards)}"
                 )
         columns: dict[str, Tensor] = {}
+        found: list[tuple[list[int], Scores]] = []
         for task, reward in self.rewards.items():
             asked = [p for p, prompt in enumerate(prompts) if prompt.task == task]
             if not asked:
                 continue
             rows = [p * size + g for p in asked for g in range(size)]
             scores = scores_of(reward, [prompts[p] for p in asked], [texts[row] for row in rows])
+            found.append((rows, scores))
             for name, values in [("", scores.rewards), *scores.parts.items()]:
                 whole = columns.setdefault(name, torch.full((len(texts),), math.nan, dtype=values.dtype))
                 whole[rows] = values
-        return Scores(rewards=columns.pop(""), parts=columns)
+        return Scores(columns.pop(""), columns, stages_of(found, texts))

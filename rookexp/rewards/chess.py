@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import chess
+import torch
 from annotated_types import Ge
+from torch import Tensor
 
 from rookexp.chess_text import (
     Annotation,
     PolicyAnswer,
     board_of,
     legal_ucis,
+    p_fields,
     parse_p,
     pawns_to_cp,
     win_probability,
 )
 from rookexp.errors import DataError, PartError
-from rookexp.rewards.rows import Row, clamped, scored
-from rookexp.types import Prompt, Scores
+from rookexp.rewards.rows import Row, clamped, completions_each, scored
+from rookexp.types import Prompt, Scores, Stages
 
 BEST_MISSING, BEST_ILLEGAL, BEST_UNRANKED, RANK_STEP = -0.5, -1.0, 0.1, 0.2
 NO_CANDIDATES, ILLEGAL_CANDIDATE = -0.3, 0.3
@@ -80,7 +83,8 @@ class PolicyReward(PJudged):
     """clamp(best * b + candidates * c + evals * e, -1, 1) of the components b, c and e below; any text has a value.
 
     The engine's best move with the annotated moves and evaluations, in any order, earns the sum of the weights; an
-    empty completion has nothing and earns -0.5, -0.3 and -0.2 of them. Every Prompt's answer is an Annotation.
+    empty completion has nothing and earns -0.5, -0.3 and -0.2 of them. Every Prompt's answer is an Annotation. The
+    candidates are earned by the text before `E:`, the evaluations by that before `B:`, the best move by the rest.
     Source: the engine reward of the RookWorld TRL project, without its order bonus and with bounded mates.
     """
 
@@ -102,6 +106,26 @@ class PolicyReward(PJudged):
         evals = evals_component(answer, asked.truth, asked.legal)
         total = self.best * best + self.candidates * candidates + self.evals * evals
         return {"reward": clamped(total, -1.0, 1.0), "best": best, "candidates": candidates, "evals": evals}
+
+    def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
+        """As `PJudged.score`, with the stages of each completion."""
+        scores = super().score(prompts, texts)
+        return replace(scores, stages=self.stages(prompts, texts, scores.parts))
+
+    def stages(self, prompts: Sequence[Prompt], texts: Sequence[str], parts: Mapping[str, Tensor]) -> Stages:
+        """Where the components `parts` of completions of P prompts are earned; a field that is missing has no text."""
+        group = completions_each(prompts, texts)
+        ends = [_ends(prompts[row // group].text, text) for row, text in enumerate(texts)]
+        earned = (self.candidates * parts["candidates"], self.evals * parts["evals"], self.best * parts["best"])
+        return Stages(torch.tensor(ends), torch.stack(earned, 1))
+
+
+def _ends(prompt: str, text: str) -> tuple[int, int, int]:
+    """Where the list, the evaluations and the best move of a completion end, in its characters."""
+    starts = p_fields(prompt + text)
+    end = len(prompt + text)
+    best = starts.get("B", end)
+    return starts.get("E", best) - len(prompt), best - len(prompt), len(text)
 
 
 def not_p(prompt: Prompt) -> DataError:

@@ -67,7 +67,7 @@ class EngineReward:
         rewards = torch.as_tensor(total).clamp(-1.0, 1.0)
         for name in ("reward_white", "reward_black"):
             parts[name] = torch.where(parts[name].isnan(), parts[name], rewards)
-        return Scores(rewards, parts)
+        return Scores(rewards, parts, self.policy.stages(prompts, texts, parts))
 
     def _truths(self, prompts: Sequence[Prompt]) -> list[Annotation]:
         """The engine's lines of each prompt's position."""
