@@ -19,6 +19,7 @@ from rookexp.baselines import (
     LeaveOneOut,
     MaxRL,
     NoBaseline,
+    Process,
     Rloo,
     clip_advantages,
 )
@@ -328,3 +329,88 @@ def test_rewards_of_a_row_are_added_up():
         rewards=dense, mask=mask, group_size=2, tasks=("P",), values=None, truncated=torch.zeros(2).bool()
     )
     assert BASELINES["dr_grpo"].advantages(given_).advantages.tolist() == [[0, 1, 1], [0, -1, 0]]
+
+
+# ---- stages ----------------------------------------------------------------------------------------------------------
+
+# One group of four rows of four tokens, all of a second stage but for the last row, which never comes to it.
+STAGE = torch.tensor([[0, 0, 1, 1]] * 3 + [[0] * 4])
+EARNED = torch.tensor([[0, 1, 0, 2], [0, 0, 0, 1], [0, 2, 0, 0], [0, -1, 0, -2]], dtype=torch.float64)
+
+
+def staged(credit: str, std: str = "none", floor: float = 0.0, **changes) -> Tensor:
+    given_ = {
+        "rewards": EARNED,
+        "mask": torch.ones(4, 4).bool(),
+        "group_size": 4,
+        "tasks": ("P",),
+        "values": None,
+        "truncated": torch.zeros(4).bool(),
+        "stage": STAGE,
+    }
+    baseline = Process(std=std, std_eps=0.0, std_floor=floor, credit=credit)
+    return baseline.advantages(TokenRewards(**given_ | changes)).advantages
+
+
+def test_a_stage_is_compared_with_the_same_stage_of_the_rows_that_have_it():
+    own = [[1, 1], [0, 1 - 1], [2, 0 - 1], [-3, -3]]  # first stage: 1, 0, 2, -3, mean 0; second: 2, 1, 0, mean 1
+    assert staged("own").tolist() == [[a, a, b, b] for a, b in own]
+    assert staged("to_go").tolist() == [[2, 2, 1, 1], [0, 0, 0, 0], [1, 1, -1, -1], [-3] * 4]
+
+
+@pytest.mark.parametrize("std", ["sample", "population", "batch"])
+def test_all_stages_are_divided_by_the_spread_of_whole_rewards(std):
+    whole = GroupMean(std=std, std_eps=0.0, std_floor=0.0)
+    spread = EARNED.sum(1).std(correction=0 if std == "population" else 1)
+    assert of(whole, EARNED.sum(1)[None])[0, 0] == pytest.approx(float((3 - EARNED.sum(1).mean()) / spread))
+    torch.testing.assert_close(staged("own", std) * spread, staged("own"))
+    torch.testing.assert_close(staged("own", std, floor=100.0), staged("own") / 100)
+
+
+@few
+@given(rewards=rewards_of_groups(), credit=st.sampled_from(["own", "to_go"]), std=st.sampled_from(["none", "sample"]))
+def test_with_one_stage_it_is_outcome_supervision(rewards, credit, std):
+    mask = torch.ones(rewards.numel(), 2).bool()
+    found = staged(
+        credit,
+        std,
+        0.05,
+        rewards=at_last_token(rewards.flatten(), mask),
+        mask=mask,
+        group_size=rewards.shape[1],
+        tasks=("P",) * len(rewards),
+        truncated=torch.zeros(len(mask)).bool(),
+        stage=None,
+    )
+    expected = of(GroupMean(std=std, std_eps=0.0, std_floor=0.05), rewards).reshape(-1, 1).expand(-1, 2)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-15)
+    assert ((found == 0) == (expected == 0)).all()
+
+
+@few
+@given(first=rewards_of_groups(), seed=st.integers(0, 99))
+def test_where_all_rows_have_all_stages_these_add_up_to_the_outcome(first, seed):
+    second = torch.randn(first.shape, generator=torch.Generator().manual_seed(seed), dtype=first.dtype)
+    mask = torch.ones(first.numel(), 2).bool()
+    shape = {"mask": mask, "group_size": first.shape[1], "tasks": ("P",) * len(first)}
+    rewards = torch.stack([first.flatten(), second.flatten()], 1)
+    fields = shape | {"truncated": torch.zeros(len(mask)).bool(), "stage": torch.arange(2).expand(len(mask), 2)}
+    own, to_go = (staged(credit, "sample", 0.05, rewards=rewards, **fields) for credit in ("own", "to_go"))
+    expected = of(GroupMean(std="sample", std_eps=0.0, std_floor=0.05), first + second).flatten()
+    torch.testing.assert_close(own.sum(1), expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(to_go, torch.stack([own.sum(1), own[:, 1]], 1))
+
+
+def test_a_stage_of_equal_rewards_and_a_lone_one_add_exactly_nothing():
+    third = torch.tensor([[0.1, 0.2], [0.3, 0.2], [0.5, 0.2]])
+    fields = {"mask": torch.ones(3, 2).bool(), "group_size": 3, "truncated": torch.zeros(3).bool()}
+    found = staged("own", rewards=third, stage=torch.tensor([[0, 1]] * 3), **fields)
+    assert found[:, 1].tolist() == [0, 0, 0]
+    assert found[:, 0].tolist() == pytest.approx([-0.2, 0, 0.2], abs=1e-6)
+    alone = staged("own", rewards=third, stage=torch.tensor([[0, 1], [0, 0], [0, 0]]), **fields)
+    assert alone[0, 1] == 0
+
+
+def test_a_group_of_one_has_no_stages_to_compare():
+    with pytest.raises(ConfigError, match="set group_size to 2 or more"):
+        staged("own", group_size=1, tasks=("P",) * 4)

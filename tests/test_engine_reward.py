@@ -103,6 +103,11 @@ def test_with_lines_alone_it_is_the_reward_of_the_annotation() -> None:
     ]
     assert parts(reward().score(prompts, texts)) == parts(POLICY.score(prompts, texts))
     assert reward().score(prompts, texts).rewards[::6].tolist() == [1.0] * 5
+    found, known = (each.score(prompts, texts).stages for each in (reward(), POLICY))
+    assert found is not None
+    assert known is not None
+    assert torch.equal(found.ends, known.ends)
+    assert torch.allclose(found.rewards, known.rewards)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import plain
 import pytest
 import torch
 from plain import LOSSES
-from tiny import LONGEST, PROMPTS, Ask, Record, Vowels, flat, gae, gradient, grpo, nudged, policy, trainer
+from tiny import LONGEST, PROMPTS, Ask, InTwo, Record, Vowels, flat, gae, gradient, grpo, nudged, policy, trainer
 from torch import nn
 
 from rookexp import baselines, coefficients, kl
@@ -47,6 +47,11 @@ EVERY_BASELINE: dict[str, Callable[[], nn.Module]] = {
     "gae": gae,
 }
 WITHOUT_GROUPS = ("reinforce_pp", "none", "ema", "gae")
+
+
+def process() -> baselines.Process:
+    """The one that needs a reward with stages."""
+    return baselines.Process(std="sample", std_eps=0.0, std_floor=0.0, credit="own")
 
 
 @pytest.mark.parametrize("name", [name for name in EVERY_BASELINE if name not in ("none", "ema", "gae")])
@@ -279,7 +284,7 @@ def test_without_a_coefficient_there_is_no_reference_to_move() -> None:
 # ---- groups and rows that are left out -------------------------------------------------------------------------------
 
 
-class Dead(Vowels):
+class Dead(InTwo):
     """The same for all completions of `ponmlk`, the last of the prompts."""
 
     def score(self, prompts: Any, texts: Any) -> Scores:
@@ -320,9 +325,9 @@ def test_dropped_groups_are_as_if_they_had_never_been_sampled(aggregation: str, 
     assert_dropped_is_never_sampled(aggregation=BY_NAME[aggregation], truncated=truncated)
 
 
-@pytest.mark.parametrize("name", [name for name in EVERY_BASELINE if name not in WITHOUT_GROUPS])
+@pytest.mark.parametrize("name", [*(name for name in EVERY_BASELINE if name not in WITHOUT_GROUPS), "process"])
 def test_a_dropped_group_has_no_say_in_the_advantages_of_others(name: str) -> None:
-    assert_dropped_is_never_sampled(steps=2, baseline=EVERY_BASELINE[name])
+    assert_dropped_is_never_sampled(steps=2, baseline=(EVERY_BASELINE | {"process": process})[name])
 
 
 @pytest.mark.parametrize("dead_groups", ["dropped", "resampled"])
@@ -403,11 +408,11 @@ def test_where_all_completions_are_cut_off_and_masked_nothing_moves() -> None:
 WHOLE_ROWS = ("gspo", "luspo", "gmpo", "vespo")
 
 
-@pytest.mark.parametrize("name", ["gae", "reinforce_pp"])
+@pytest.mark.parametrize("name", ["gae", "reinforce_pp", "process"])
 @pytest.mark.parametrize("loss", WHOLE_ROWS)
 def test_a_ratio_of_whole_rows_needs_one_advantage_a_row(loss: str, name: str) -> None:
     with pytest.raises(ConfigError, match=r"loss=\w+ with baseline=\w+: .* one advantage .*gspo_token or clip"):
-        grpo(policy(), policy_loss=LOSSES[loss], baseline=EVERY_BASELINE[name]())
+        grpo(policy(), policy_loss=LOSSES[loss], baseline=(EVERY_BASELINE | {"process": process})[name]())
 
 
 @pytest.mark.parametrize("name", ["gae", "rloo"])

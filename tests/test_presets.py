@@ -289,6 +289,7 @@ def words() -> list[str]:
     hints = check.type_hints(GRPO)
     found += [f"{key}-{w}" for key in sorted(hints) for w in check.literal_words(hints[key])]
     found += [f"std-{word}" for word in check.literal_words(check.type_hints(baselines.GroupMean)["std"])]
+    found += [f"credit-{word}" for word in check.literal_words(check.type_hints(baselines.Process)["credit"])]
     return found
 
 
@@ -321,6 +322,8 @@ def test_the_page_of_algorithms_says_why_there_is_no_mean_of_a_micro_batch() -> 
         "grpo.group_size=1 baseline=rloo",
         "grpo.group_size=1 baseline=none grpo.dead_groups=dropped",
         "baseline=ema grpo.dead_groups=dropped",
+        "baseline=process reward=linear",
+        "baseline=process loss=gspo",
         "baseline=reinforce_pp grpo.dead_groups=resampled",
         "grpo.temperature=0",
         "loss=two_sided loss.delta=1.1",

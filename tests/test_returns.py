@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rookexp import returns
 from rookexp.returns import Gae, ReinforcePP, TokenRewards
+from rookexp.types import Stages
 
 R, V = [0.0, 0.0, 1.0], [0.5, 0.4, 0.3]
 few = settings(max_examples=40)  # each of them is a batch
@@ -242,3 +243,14 @@ def test_explained_variance():
         assert returns.explained_variance(values, target, mask).item() == pytest.approx(expected)
     for degenerate in (mask & (target == 1), torch.zeros_like(mask)):
         assert returns.explained_variance(target, target, degenerate) == 0
+
+
+def test_a_stage_is_paid_with_its_last_token_and_one_without_tokens_with_the_rows_last():
+    mask = torch.tensor([[0, 1, 1, 1, 1, 0], [0, 1, 1, 0, 0, 0], [0] * 6]).bool()
+    stage = torch.tensor([[0, 0, 0, 1, 2, 0], [0, 0, 1, 0, 0, 0], [0] * 6])
+    stages = Stages(torch.tensor([[5, 9, 12]] * 3), torch.tensor([[1.0, 2, 4]] * 3))
+    assert returns.at_stages(stages, stage, mask).tolist() == [
+        [0, 0, 1, 2, 4, 0],
+        [0, 1, 6, 0, 0, 0],
+        [7, 0, 0, 0, 0, 0],
+    ]

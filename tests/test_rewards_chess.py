@@ -253,6 +253,48 @@ def test_no_text_raises(row: Annotation, text: str) -> None:
     parts = one(row, text)
     assert -1.0 <= parts["reward"] <= 1.0
     assert all(math.isnan(value) or -1.0 <= value <= 1.0 for value in parts.values())
+    found = earned_of(row, text)
+    assert "".join(piece for piece, _ in found) == text
+    assert sum(value for _, value in found) == pytest.approx(parts["reward"])
+
+
+def earned_of(row: Annotation, text: str, padded: bool = False) -> list[tuple[str, float]]:
+    """The text of each stage of a completion, and what it earns."""
+    stages = REWARD.score([prompt_of(row, padded)], [text]).stages
+    assert stages is not None
+    ends = [0, *stages.ends[0].tolist()]
+    return [(text[a:b], value) for a, b, value in zip(ends, ends[1:], stages.rewards[0].tolist(), strict=False)]
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_each_field_earns_its_own_component(padded: bool) -> None:
+    text = completion(BLACK_ROW, BLACK_ROW.moves, BLACK_ROW.evals_cp, BLACK_ROW.moves[-1], padded)
+    found = earned_of(BLACK_ROW, text, padded)
+    listed, values, best = (piece for piece, _ in found)
+    assert listed.removeprefix(" M:" if listed.strip().startswith("M:") else "").split()[-5:] == list(BLACK_ROW.moves)
+    assert values.startswith("E:")
+    assert best == f"B: {BLACK_ROW.moves[-1]}"
+    assert [value for _, value in found] == pytest.approx([0.3, 0.2, 0.5 * 0.2])
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("", ["", "", ""]),
+        (" e2e4 d2d4", [" e2e4 d2d4", "", ""]),
+        (" e2e4 E: 0.3", [" e2e4 ", "E: 0.3", ""]),
+        (" e2e4 B: e2e4", [" e2e4 ", "", "B: e2e4"]),
+        (" E: 0.3 B: e2e4 B: d2d4", [" ", "E: 0.3 ", "B: e2e4 B: d2d4"]),
+        (" B: e2e4 E: 0.3", [" B: e2e4 ", "E: 0.3", ""]),
+    ],
+)
+def test_a_field_that_is_missing_has_no_text(text: str, pieces: list[str]) -> None:
+    found = earned_of(WHITE_ROW, text, padded=True)
+    assert [piece for piece, _ in found] == pieces
+    scores = REWARD.score([prompt_of(WHITE_ROW, padded=True)], [text])
+    names = {"candidates": 0.3, "evals": 0.2, "best": 0.5}
+    expected = [weight * scores.parts[name].item() for name, weight in names.items()]
+    assert [value for _, value in found] == pytest.approx(expected)
 
 
 def test_a_row_depends_on_itself_alone() -> None:

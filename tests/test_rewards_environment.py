@@ -131,6 +131,17 @@ def test_each_task_has_its_reward_and_parts() -> None:
             torch.testing.assert_close(values[rows], own, rtol=0, atol=0, equal_nan=True)
 
 
+def test_tasks_with_stages_have_them_beside_tasks_without() -> None:
+    prompts, texts = [START, p_of(WHITE_ROW)], [RIGHT, "xy", p_gold(WHITE_ROW), "B: e2e4"]
+    scores, own = option("rookworld").score(prompts, texts), option("policy").score(prompts[1:], texts[2:]).stages
+    assert scores.stages is not None
+    assert own is not None
+    assert scores.stages.ends.tolist() == [[len(RIGHT)] * 3, [2] * 3, *own.ends.tolist()]
+    assert scores.stages.rewards.tolist() == [[1, 0, 0], [0, 0, 0], *own.rewards.tolist()]
+    assert torch.allclose(scores.stages.rewards.sum(1), scores.rewards)
+    assert option("rookworld").score(prompts[:1], texts[:2]).stages is None  # nothing with stages was asked
+
+
 def test_a_task_without_a_reward_is_refused() -> None:
     reward = ByTask(rewards={"P": option("policy")})
     with pytest.raises(ConfigError, match=r"rewards\.A: missing; allowed: .* only for P"):

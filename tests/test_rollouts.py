@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import EOT, LONGEST, PROMPTS, Ask, Letters, Vowels, grpo, policy
+from tiny import EOT, LETTERS, LONGEST, PROMPTS, Ask, InTwo, Letters, Vowels, grpo, policy
 from torch import Tensor
 
 from rookexp import aggregation, generate
-from rookexp.baselines import Ema
+from rookexp.baselines import Ema, Process
 from rookexp.errors import ConfigError
 from rookexp.generate import Sampling
 from rookexp.objectives.rollout_metrics import rollout_metrics
 from rookexp.objectives.rollouts import with_groups
-from rookexp.types import Prompt, Rollouts, Scores
+from rookexp.types import Prompt, Rollouts, Scores, Stages
 
 FOUR = ("abc", "k", "ponmlk", "b")
 
@@ -232,7 +232,94 @@ def test_a_buffer_longer_than_a_completion_is_refused_at_build() -> None:
         grpo(policy(), overlong_buffer=LONGEST + 1)
 
 
+# ---- stages ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_token_is_of_the_stage_in_which_its_text_ends() -> None:
+    objective = grpo(policy(), reward=InTwo())
+    rollouts, scores, _ = objective.source.collect(0)
+    assert scores.stages is not None
+    stage = objective.source.stages(rollouts, scores.stages)
+    assert not stage[~rollouts.mask].any()
+    sizes = set()
+    for row, text in enumerate(rollouts.texts):
+        found = stage[row][rollouts.mask[row]].tolist()
+        whole = len(text) > 2  # else the second stage has no text, and the end of text is the first one's
+        assert found == [0] * min(2, len(text)) + [1] * (len(found) - 2) if whole else [0] * len(found)
+        sizes.add(whole)
+    assert sizes == {True, False}
+
+
+def test_a_token_that_spans_an_end_is_of_the_later_stage() -> None:
+    class Pairs(Letters):
+        """Two letters a token."""
+
+        def decode(self, ids: Sequence[int]) -> str:
+            return "".join(LETTERS[i] * 2 for i in ids if i != EOT)
+
+    objective = grpo(policy(), reward=InTwo(), tokenizer=Pairs())
+    rollouts = objective.source.collect(0)[0]
+    row = max(range(12), key=lambda row: int(rollouts.mask[row].sum()))
+    places = rollouts.mask[row].nonzero()[:, 0]
+    for ends, expected in (((0, 1, 12), [2, 2]), ((2, 3, 12), [0, 2]), ((2, 4, 12), [0, 1]), ((12, 12, 12), [0, 0])):
+        stages = Stages(torch.tensor([ends] * 12), torch.zeros(12, 3))
+        assert objective.source.stages(rollouts, stages)[row, places[:2]].tolist() == expected
+
+
+@pytest.mark.parametrize("credit", ["own", "to_go"])
+def test_each_token_has_the_advantage_of_its_stages(credit: str) -> None:
+    table: list[dict[str, Any]] = []
+    baseline = Process(std="none", std_eps=0.0, std_floor=0.0, credit=credit)
+    objective = grpo(
+        policy(), reward=InTwo(), baseline=baseline, on_completions=lambda step, rows: table.extend(rows), group_size=16
+    )
+    rollouts = objective.source.collect(0)[0]
+    experience, _ = objective.collect(0)
+    counts = [[float(sum(c in "aeio" for c in piece)) for piece in (t[:2], t[2:])] for t in rollouts.texts]
+    for group in range(3):
+        rows = range(16 * group, 16 * group + 16)
+        there = [row for row in rows if len(rollouts.texts[row]) > 2]
+        means = [sum(counts[row][0] for row in rows) / 16, sum(counts[row][1] for row in there) / max(1, len(there))]
+        for row in rows:
+            first, second = (count - mean for count, mean in zip(counts[row], means, strict=True))
+            second = second if row in there else 0.0
+            mine = [first + second * (credit == "to_go"), second]
+            ids = rollouts.mask[row].sum()
+            expected = [mine[int(k >= 2 and row in there)] for k in range(ids)]
+            assert experience.advantages[row][rollouts.mask[row]].tolist() == pytest.approx(expected, abs=1e-5)
+    assert len(table) == 48
+
+
+def test_the_price_of_length_is_paid_in_the_last_stage() -> None:
+    plain, long = (grpo(policy(), reward=InTwo(), overlong_buffer=x).source.collect(0)[1] for x in (None, 3))
+    assert plain.stages is not None
+    assert long.stages is not None
+    assert (long.parts["overlong"] < 0).any()
+    assert torch.allclose(long.stages.rewards[:, 1], plain.stages.rewards[:, 1] + long.parts["overlong"])
+    assert torch.equal(long.stages.rewards[:, 0], plain.stages.rewards[:, 0])
+    assert torch.allclose(long.stages.rewards.sum(1), long.rewards)
+
+
+def test_a_baseline_by_stages_needs_a_reward_that_has_some() -> None:
+    baseline = Process(std="none", std_eps=0.0, std_floor=0.0, credit="own")
+    with pytest.raises(
+        ConfigError, match=r"^baseline=Process with reward=Vowels: .*reward=policy.*baseline=group_mean"
+    ):
+        grpo(policy(), baseline=baseline).collect(0)
+
+
 # ---- groups that are asked again ------------------------------------------------------------------------------------
+
+
+def test_groups_that_are_asked_again_bring_their_stages() -> None:
+    objective = pairs(reward=InTwo(), dead_groups="resampled", max_resamples=3)
+    rollouts, scores, count = objective.source.collect(0)
+    assert count > 8
+    fresh = InTwo().score((), rollouts.texts).stages
+    assert scores.stages is not None
+    assert fresh is not None
+    assert torch.equal(scores.stages.ends, fresh.ends)
+    assert torch.equal(scores.stages.rewards, fresh.rewards)
 
 
 def is_dead(texts: Sequence[str]) -> bool:

@@ -19,7 +19,7 @@ from rookexp.reference import Never
 from rookexp.returns import Gae
 from rookexp.track import Tracker
 from rookexp.trainer import Trainer
-from rookexp.types import Experience, Prompt, Scores
+from rookexp.types import Experience, Prompt, Scores, Stages
 
 EOT, VOCAB, LONGEST = 0, 17, 6
 LETTERS = ".abcdefghijklmnop"
@@ -74,6 +74,16 @@ class Vowels:
         rewards = [sum(c in "aeio" for c in text) / max(1, len(text)) + self.shift for text in texts]
         first = [float(text[0] in "aeio") if text else math.nan for text in texts]
         return Scores(torch.tensor(rewards), {"first": torch.tensor(first)})
+
+
+class InTwo(Vowels):
+    """The vowels of a completion, in two stages: its first two letters, and the others."""
+
+    def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
+        pieces = [(text[:2], text[2:]) for text in texts]
+        counts = torch.tensor([[float(sum(c in "aeio" for c in piece)) for piece in pair] for pair in pieces])
+        ends = torch.tensor([(len(first), len(text)) for (first, _), text in zip(pieces, texts, strict=True)])
+        return Scores(counts.sum(1), {}, Stages(ends, counts))
 
 
 PROMPTS = ("abc", "k", "ponmlk")
