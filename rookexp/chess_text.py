@@ -7,6 +7,7 @@ text of the training data. Moves are lower-case UCI, printed evaluations are paw
 from __future__ import annotations
 
 import math
+import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ OUTCOMES: dict[tuple[float | None, bool | None, bool | None], str] = {  # by rew
     (FAILED, False, True): "failed",
 }
 WIN_LOGIT_PER_CP = 0.00368208
+ListOrder = Literal["sorted", "best_first", "shuffled"]  # see `listing`
 
 MOVE = re.compile(r"[a-h][1-8][a-h][1-8][qrbn]?")
 DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)")
@@ -128,10 +130,36 @@ def p_prompt_padded(fen: str) -> str:
 P_PROMPTS = {"bare": p_prompt, "padded_prefill": p_prompt_padded}  # styles of a prompt
 
 
+def p_prompt_analysed(fen: str, moves: Sequence[str], evals_cp: Sequence[int]) -> str:
+    """The prompt up to and including `B:`; what is left to say is the best move."""
+    return build_p(fen, moves, evals_cp, "").rstrip()
+
+
+def listing(moves: Sequence[str], order: ListOrder, rng: random.Random) -> list[int]:
+    """The places of `moves`, of which the first is the best, in the order in which a document lists them.
+
+    shuffled: any, drawn from `rng`, which is used as much for the others; sorted: by name; best_first: the best, then
+    those behind it by name, then those before it.
+    """
+    places = list(range(len(moves)))
+    rng.shuffle(places)
+    if order != "shuffled":
+        places.sort(key=moves.__getitem__)
+    if order == "best_first":
+        first = places.index(0)
+        places = places[first:] + places[:first]
+    return places
+
+
 def build_p(fen: str, moves: Sequence[str], evals_cp: Sequence[int], best: str) -> str:
     """A whole P document in the data's fixed widths; the caller chooses the order of the (move, evaluation) pairs."""
     evals = " ".join(map(eval_text, evals_cp))
     return f"{p_prompt_padded(fen)} {' '.join(moves):<{MOVES_WIDTH}}E: {evals:<{EVALS_WIDTH}}B: {best}"
+
+
+def p_completion(prompt: str, row: Annotation, best: str) -> str:
+    """What follows a P prompt of the position in its document, moves best first unless the prompt lists them."""
+    return f" {best}" if prompt.endswith("B:") else build_p(row.fen, row.moves, row.evals_cp, best).removeprefix(prompt)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le, Lt
 
 from rookexp import a_documents, annotate, documents
+from rookexp.chess_text import ListOrder
 from rookexp.errors import DataError, EngineError
 from rookexp.files import write_atomic
 from rookexp.rewards.engine import Stockfish
@@ -40,7 +41,7 @@ class Corpus:
         processes: Annotated[int, Ge(1)],
         copies: Annotated[int, Ge(1)],
         black_best: Literal["legacy", "corrected"],
-        list_order: documents.ListOrder,
+        list_order: ListOrder,
         l_share: Annotated[float, Ge(0), Le(1)],
         p_share: Annotated[float, Gt(0), Lt(1)],
         a_shares: Mapping[str, float],
@@ -58,7 +59,7 @@ class Corpus:
         self.processes = processes
         self.copies = copies
         self.black_best: Literal["legacy", "corrected"] = black_best
-        self.list_order: documents.ListOrder = list_order
+        self.list_order: ListOrder = list_order
         self.l_share = l_share
         self.p_share = p_share
         self.a_shares = shares_of("a_shares", a_shares, a_documents.A_KINDS)

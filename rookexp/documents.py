@@ -21,7 +21,6 @@ from rookexp.tasks import positions
 PROMPT_SETS = {"train": 256, "eval": 128}  # rows of the prompt sets that ship with the package
 L_MOVES = 80  # an L document has at most so many, two tokens each, and so fits into rook_nano's 256 positions
 # Of a P document's pairs: by the moves' names; by name, but begun with the best and going round; or any.
-ListOrder = Literal["sorted", "best_first", "shuffled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,16 +109,10 @@ def p_document(
     row: Row,
     rng: random.Random,
     black_best: Literal["legacy", "corrected"],
-    list_order: ListOrder,
+    list_order: chess_text.ListOrder,
 ) -> str:
     """The row's P document; its (move, evaluation) pairs are in the given order, for which `rng` is used as much."""
-    order = list(range(len(row.moves)))
-    rng.shuffle(order)
-    if list_order != "shuffled":
-        order.sort(key=row.moves.__getitem__)
-    if list_order == "best_first":
-        first = order.index(0)
-        order = order[first:] + order[:first]
+    order = chess_text.listing(row.moves, list_order, rng)
     best = chess_text.best_label(row.moves, row.evals_cp, row.board.turn, black_best)
     return chess_text.build_p(
         row.board.fen(en_passant="fen"), [row.moves[i] for i in order], [row.evals_cp[i] for i in order], best
@@ -166,7 +159,7 @@ def build_corpus(
     seed: int,
     copies: int,
     black_best: Literal["legacy", "corrected"],
-    list_order: ListOrder,
+    list_order: chess_text.ListOrder,
     l_share: float,
     p_share: float,
     a_shares: dict[str, float],

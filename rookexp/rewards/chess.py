@@ -120,12 +120,11 @@ class PolicyReward(PJudged):
         return Stages(torch.tensor(ends), torch.stack(earned, 1))
 
 
-def _ends(prompt: str, text: str) -> tuple[int, int, int]:
-    """Where the list, the evaluations and the best move of a completion end, in its characters."""
-    starts = p_fields(prompt + text)
-    end = len(prompt + text)
+def _ends(prompt: str, text: str) -> tuple[int, ...]:
+    """Where the list, the evaluations and the best move of a completion end, in its characters; 0: in its prompt."""
+    starts, end = p_fields(prompt + text), len(prompt + text)
     best = starts.get("B", end)
-    return starts.get("E", best) - len(prompt), best - len(prompt), len(text)
+    return tuple(max(0, mark - len(prompt)) for mark in (starts.get("E", best), best, end))
 
 
 def not_p(prompt: Prompt) -> DataError:

@@ -10,7 +10,7 @@ import chess
 import torch
 from annotated_types import Ge
 
-from rookexp.chess_text import MAX_LINES, Annotation, PolicyAnswer, board_of, build_p, legal_ucis, parse_p
+from rookexp.chess_text import MAX_LINES, Annotation, PolicyAnswer, board_of, legal_ucis, p_completion, parse_p
 from rookexp.rewards.chess import PolicyReward, evals_component, not_p
 from rookexp.rewards.engine_cache import position_of
 from rookexp.rewards.engine_pool import EnginePool, Question
@@ -52,7 +52,7 @@ class EngineReward:
     def gold(self, prompt: Prompt) -> str:
         """A completion that earns the sum of the weights: the engine's lines, best first, and its move."""
         (truth,) = self._truths([prompt])
-        return build_p(truth.fen, truth.moves, truth.evals_cp, truth.moves[0]).removeprefix(prompt.text)
+        return p_completion(prompt.text, truth, truth.moves[0])
 
     def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
         """Rewards (N,) in [-1, 1] of N = P x G completions, row p*G+g to prompt p, with the parts of `PolicyReward`.

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import chess
 from annotated_types import Ge, Gt, Le
 
-from rookexp.chess_text import END_OF_TEXT, Annotation, EnvironmentPrompt, build_p
+from rookexp.chess_text import END_OF_TEXT, Annotation, EnvironmentPrompt, ListOrder, p_completion
 from rookexp.errors import DataError
 from rookexp.tasks import shards
 from rookexp.tasks.environment import EnvironmentTask, Unobservable, is_legal, question_of
@@ -78,6 +78,8 @@ class RookWorld:
         order: Literal["fixed", "epochs"],
         colours: Literal["balanced", "as_found"],
         style: Literal["bare", "padded_prefill"],
+        analysed: Annotated[float, Ge(0), Le(1)],
+        list_order: ListOrder,
         black_best: Literal["corrected", "legacy"],
         sampling: Ways,
         seed: Annotated[int, Ge(0)],
@@ -117,6 +119,8 @@ class RookWorld:
                     order="epochs",
                     colours=colours if part == "train" else "as_found",
                     style=style,
+                    analysed=analysed if part == "train" else 0.0,
+                    list_order=list_order,
                     seed=seed,
                 )
             if "A" in self.shares:
@@ -165,7 +169,7 @@ class RookWorld:
             return self.training.gold(prompt)
         published = self.labels.get(row, row.moves[0])  # the prompt may be another task's
         best = published if self.black_best == "legacy" else row.moves[0]
-        return build_p(row.fen, row.moves, row.evals_cp, best).removeprefix(prompt.text)
+        return p_completion(prompt.text, row, best)
 
     def _quotas(self, rows: int | None) -> dict[str, int | None]:
         """How many rows of each kind, null for all; at least one of each that is asked at all."""

@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 import chess
-from annotated_types import Gt
+from annotated_types import Ge, Gt, Le
 
 from rookexp.chess_text import (
     MAX_LINES,
     P_PROMPTS,
     Annotation,
+    ListOrder,
     board_of,
-    build_p,
     legal_ucis,
+    listing,
+    p_completion,
+    p_prompt_analysed,
     parse_p,
     pawns_to_cp,
 )
@@ -44,7 +48,9 @@ class PolicyTask:
     `fixed` asks the same `prompts` positions in every step. `epochs` passes over all positions, in a new order each
     time, so that no position is ever asked twice more than another. `balanced` uses as many positions with White to
     move as with Black (one more White in a fixed batch of odd size) and asks them alternately. `positions` is a file
-    of `load_annotations`, or its rows.
+    of `load_annotations`, or its rows. `analysed` is the share of a step's prompts that go on to `B:`, with the
+    annotated moves in `list_order` and their evaluations: a choice is all that they ask; `prompts` asks for whole
+    answers.
     """
 
     kinds = ("P",)
@@ -58,14 +64,25 @@ class PolicyTask:
         order: Literal["fixed", "epochs"],
         colours: Literal["balanced", "as_found"],
         style: Literal["bare", "padded_prefill"],
+        analysed: Annotated[float, Ge(0), Le(1)],
+        list_order: ListOrder,
         seed: int,
     ) -> None:
         self.tokenizer = tokenizer
         self.prompts_per_step = prompts
         self.build = P_PROMPTS[style]
+        self.analysed = Fraction(str(analysed))
+        self.list_order: ListOrder = list_order
+        self.seed = seed
         source = positions if isinstance(positions, str) else "the data"
         rows = list(load_annotations(Path(positions).expanduser()) if isinstance(positions, str) else positions)
         self.doubts = doubts(rows[:LOOKED_AT], source)
+        without = next((row for row in rows if not row.moves), None)
+        if analysed and without:
+            raise DataError(
+                f"{source}: {without.fen}: no analysis of it (moves, evals_cp), which analysed={analysed:g} shows; "
+                "allowed: 0, or positions with one"
+            )
         random.Random(f"{seed}/rows").shuffle(rows)
         strands = [rows]
         self.left_out = ""
@@ -104,8 +121,8 @@ class PolicyTask:
         row: Annotation = prompt.answer
         if not row.moves:
             legal = sorted(legal_ucis(_board(row)))[:MAX_LINES]
-            return build_p(row.fen, legal, [0] * len(legal), legal[0]).removeprefix(prompt.text)
-        return build_p(row.fen, row.moves, row.evals_cp, row.moves[0]).removeprefix(prompt.text)
+            row = Annotation(row.fen, tuple(legal), (0,) * len(legal))
+        return p_completion(prompt.text, row, row.moves[0])
 
     def select(self, step: int) -> tuple[Prompt, ...]:
         """The problems of a step, `prompts` of them."""
@@ -113,10 +130,23 @@ class PolicyTask:
 
     def take(self, start: int, count: int) -> tuple[Prompt, ...]:
         """The problems at places start, ..., start + count - 1 of the endless sequence that the steps read."""
-        return tuple(map(self._prompt, self.passes.take(start, count)))
+        rows = enumerate(self.passes.take(start, count), start)
+        return tuple(self._analysed(row) if self._shows(place) else self._prompt(row) for place, row in rows)
+
+    def _shows(self, place: int) -> bool:
+        """Whether the prompt at a place of the sequence has the analysis: by quota, the same for both colours."""
+        turn = place % len(self.passes) // len(self.passes.strands)
+        return (turn + 1) * self.analysed // 1 > turn * self.analysed // 1
+
+    def _analysed(self, row: Annotation) -> Prompt:
+        order = listing(row.moves, self.list_order, random.Random(f"{self.seed}/{row.fen}"))
+        moves, evals_cp = [row.moves[i] for i in order], [row.evals_cp[i] for i in order]
+        return self._of(row, p_prompt_analysed(row.fen, moves, evals_cp))
 
     def _prompt(self, row: Annotation) -> Prompt:
-        text = self.build(row.fen)
+        return self._of(row, self.build(row.fen))
+
+    def _of(self, row: Annotation, text: str) -> Prompt:
         return Prompt(text=text, ids=tuple(self.tokenizer.encode(text)), answer=row, task="P")
 
 
