@@ -70,7 +70,7 @@ def test_what_was_typed_is_found_among_what_hydra_was_given(words: str) -> None:
 
 def test_an_option_at_a_path_of_the_recipes_own_stands_as_its_file_has_it() -> None:
     place = "reward@reward.rewards.P"
-    assert composed("experiment=black_repair")["reward"]["rewards"]["P"]["best"] == 0.7
+    assert composed("experiment=black_repair")["reward"]["rewards"]["P"]["best"] == 1.0
     for option in ("engine", "self_consistency", "dataset"):
         config = composed("experiment=black_repair", f"{place}={option}")
         assert config["reward"]["rewards"]["P"] == composed(f"reward={option}")["reward"], option

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rookexp import door
-from rookexp.chess_text import Annotation, build_p
+from rookexp.chess_text import Annotation, build_p, parse_p
 from rookexp.errors import DataError
 from rookexp.rewards.chess import PolicyReward
 from rookexp.tasks.mixed import Mixed
@@ -46,8 +47,9 @@ def write(path: Path, rows: list[dict[str, Any]]) -> str:
 
 
 def task_of(positions: str, **changes: Any) -> PolicyTask:
-    options = {"prompts": 4, "order": "epochs", "colours": "balanced", "style": "bare", "seed": 1} | changes
-    return PolicyTask(Bytes(), positions=positions, **options)
+    options = {"prompts": 4, "order": "epochs", "colours": "balanced", "style": "bare", "seed": 1}
+    options |= {"analysed": 0.0, "list_order": "best_first"}
+    return PolicyTask(Bytes(), positions=positions, **options | changes)
 
 
 def turns(prompts: tuple) -> str:
@@ -79,6 +81,60 @@ def test_gold_completes_the_document_and_earns_the_most(folder: Path, style: str
         assert text == build_p(row.fen, row.moves, row.evals_cp, row.moves[0])
     reward = PolicyReward(best=0.5, candidates=0.3, evals=0.2)
     assert reward.score(prompts, [task.gold(prompt) for prompt in prompts]).rewards.tolist() == pytest.approx([1] * 8)
+
+
+@pytest.mark.parametrize("list_order", ["best_first", "sorted", "shuffled"])
+def test_an_analysed_prompt_asks_for_the_choice_alone(folder: Path, list_order: str) -> None:
+    rows = rows_of(40)
+    for row in rows:
+        row["moves"] = [row["moves"][2], *row["moves"][:2], *row["moves"][3:]]  # the best is not the first by name
+    task = task_of(write(folder / "analysed.jsonl", rows), analysed=1.0, list_order=list_order)
+    orders = set()
+    for prompt in task.select(2):
+        row, said = prompt.answer, parse_p(prompt.text)
+        assert prompt.text.endswith("B:")
+        assert said is not None
+        assert (said.fen, said.best) == (row.fen, None)
+        evals = [cp / 100 for cp in row.evals_cp]
+        assert sorted(said.pairs() or []) == sorted(zip(row.moves, evals, strict=True))
+        orders.add(tuple(row.moves.index(move) for move in said.moves))
+        first = {"best_first": row.moves[0], "sorted": min(row.moves)}
+        assert list_order == "shuffled" or said.moves[0] == first[list_order]
+        rest = said.moves[1:] if list_order == "best_first" else said.moves
+        falls = sum(one > other for one, other in itertools.pairwise(rest))
+        assert list_order == "shuffled" or falls <= (list_order == "best_first")
+        assert task.gold(prompt) == f" {row.moves[0]}"
+        assert prompt.text + task.gold(prompt) == build_p(row.fen, said.moves, [
+            dict(zip(row.moves, row.evals_cp, strict=True))[move] for move in said.moves], row.moves[0])  # fmt: skip
+    assert len(orders) > 1 or list_order != "shuffled"
+    assert task.select(2) == task_of(str(folder / "analysed.jsonl"), analysed=1.0, list_order=list_order).select(2)
+    assert {prompt.text for prompt in task.prompts()} == {f"P: {row['fen']}" for row in rows}, "the evaluation asks all"
+    reward = PolicyReward(best=0.5, candidates=0.3, evals=0.2)
+    prompts = task.select(2)
+    assert reward.score(prompts, [task.gold(prompt) for prompt in prompts]).rewards.tolist() == pytest.approx([1] * 4)
+    worst = reward.score(prompts, [f" {prompt.answer.moves[-1]}" for prompt in prompts])
+    assert worst.rewards.tolist() == pytest.approx([0.5 * 0.2 + 0.5] * 4)
+    assert worst.stages is not None
+    assert worst.stages.ends.tolist() == [[0, 0, 5]] * 4
+
+
+@pytest.mark.parametrize(("analysed", "of_eight"), [(0.0, 0), (0.25, 2), (0.5, 4), (0.8, 6), (1.0, 8)])
+def test_the_share_of_analysed_prompts_is_a_quota_of_each_colour(folder: Path, analysed: float, of_eight: int) -> None:
+    positions = write(folder / "share.jsonl", rows_of(80))
+    task = task_of(positions, analysed=analysed, prompts=20)
+    shown = [prompt.text.endswith("B:") for step in range(4) for prompt in task.select(step)]
+    assert shown[::2] == shown[1::2], "White and Black alike"
+    assert sum(shown) == round(80 * analysed)
+    assert sum(shown[:16]) in (2 * of_eight, 2 * of_eight + 2)
+    fixed = task_of(positions, analysed=analysed, prompts=6, order="fixed")
+    assert fixed.select(0) == fixed.select(5)
+
+
+def test_a_position_without_an_analysis_has_none_to_show(folder: Path) -> None:
+    positions = write(folder / "bare.jsonl", [*rows_of(3), {"fen": chess.STARTING_FEN}])
+    assert task_of(positions, prompts=2)
+    with pytest.raises(DataError, match=r"bare\.jsonl: rnbq.* analysed=0\.5 shows; allowed: 0, or positions with one"):
+        task_of(positions, analysed=0.5)
 
 
 def test_fixed_batch_is_the_same_in_every_step(folder: Path) -> None:

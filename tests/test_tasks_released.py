@@ -45,6 +45,8 @@ def task_of(data: Path, **changes: Any) -> RookWorld:
         "colours": "balanced",
         "sampling": {},
         "style": "bare",
+        "analysed": 0.0,
+        "list_order": "shuffled",
         "black_best": "corrected",
         "seed": 1,
     }
