@@ -20,7 +20,6 @@ from rookexp.tasks import positions
 
 PROMPT_SETS = {"train": 256, "eval": 128}  # rows of the prompt sets that ship with the package
 L_MOVES = 80  # an L document has at most so many, two tokens each, and so fits into rook_nano's 256 positions
-# Of a P document's pairs: by the moves' names; by name, but begun with the best and going round; or any.
 
 
 @dataclass(frozen=True, slots=True)

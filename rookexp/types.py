@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from rookexp.errors import ConfigError
 
+SAME = 1e-4  # how far apart, of 1 + a reward, it and the sum of its stages may be by rounding
+
 
 @runtime_checkable
 class Policy(Protocol):
@@ -97,6 +99,8 @@ class Scores:
             )
         parts = {name: _floats(f"part {name!r}", part, len(self.rewards)) for name, part in self.parts.items()}
         object.__setattr__(self, "parts", parts)
+        if self.stages is not None:
+            _refuse_other_sums(self.rewards, self.stages)
 
 
 @runtime_checkable
@@ -169,6 +173,23 @@ def scores_of(reward: Reward, prompts: Sequence[Prompt], texts: Sequence[str]) -
             "wanted: rookexp.types.Scores with one reward each"
         )
     return scores
+
+
+def _refuse_other_sums(rewards: Tensor, stages: Stages) -> None:
+    """Raises: ConfigError for stages that are no share of these rewards."""
+    ends, earned = stages.ends, stages.rewards
+    if ends.dim() != 2 or ends.shape != earned.shape or len(ends) != len(rewards):
+        shapes = f"{list(ends.shape)} and {list(earned.shape)}"
+        raise ConfigError(
+            f"reward: ends and rewards of Stages have the shapes {shapes}; wanted: ({len(rewards)}, K) each"
+        )
+    apart = (earned.sum(1) - rewards).abs() - SAME * (1 + rewards.abs())
+    if (apart > 0).any():
+        row = int(apart.argmax())
+        raise ConfigError(
+            f"reward: the stages of completion {row} earn {float(earned[row].sum()):g}, the completion "
+            f"{float(rewards[row]):g}; wanted: the same"
+        )
 
 
 def stages_of(found: Sequence[tuple[Sequence[int], Scores]], texts: Sequence[str]) -> Stages | None:

@@ -290,6 +290,18 @@ def test_each_token_has_the_advantage_of_its_stages(credit: str) -> None:
     assert len(table) == 48
 
 
+@pytest.mark.parametrize(
+    ("stages", "words"),
+    [
+        (Stages(torch.tensor([[2, 3]] * 2), torch.tensor([[0.5, 0.5], [1.0, 1.0]])), r"completion 1 earn 2, .* 1;"),
+        (Stages(torch.tensor([[2, 3]]), torch.tensor([[0.5, 0.5]])), r"\[1, 2\] and \[1, 2\]; wanted: \(2, K\)"),
+    ],
+)
+def test_stages_are_shares_of_the_rewards(stages: Stages, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Scores(torch.ones(2), {}, stages)
+
+
 def test_the_price_of_length_is_paid_in_the_last_stage() -> None:
     plain, long = (grpo(policy(), reward=InTwo(), overlong_buffer=x).source.collect(0)[1] for x in (None, 3))
     assert plain.stages is not None

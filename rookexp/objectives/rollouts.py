@@ -161,14 +161,15 @@ class RolloutSource:
 
     def stages(self, rollouts: Rollouts, stages: Stages) -> Int[Tensor, "n t"]:
         """The stage that each completion token belongs to, by where its text ends; 0 elsewhere."""
-        found = torch.zeros_like(rollouts.tokens)
+        tokens, mask = rollouts.tokens.cpu(), rollouts.mask.cpu()
+        found = torch.zeros_like(tokens)
         for row, ends in enumerate(stages.ends.tolist()):
-            places = rollouts.mask[row].nonzero()[:, 0]
-            ids = rollouts.tokens[row, places].tolist()
+            places = mask[row].nonzero()[:, 0]
+            ids = tokens[row, places].tolist()
             reach = partial(self._reach, ids)
             for end in ends[:-1]:
                 found[row, places[bisect_right(range(len(ids)), end, key=reach) :]] += 1
-        return found
+        return found.to(rollouts.tokens.device)
 
     def _reach(self, ids: Sequence[int], last: int) -> int:
         """Characters of the text up to and including the id at `last`."""
