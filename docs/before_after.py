@@ -61,6 +61,10 @@ class Rate:
         before, after = self.means()
         return statistics.compared(after, before, comparisons=comparisons)
 
+    def over_items(self) -> Interval:
+        """After minus before: a bootstrap over the items, with each item's mean over the seeds."""
+        return over(self.after.mean(0) - self.before.mean(0))
+
     def only(self, name: str, items: Sequence[int]) -> Rate:
         """The rate of these items alone."""
         return Rate(f"{self.name}, {name}", self.seeds, self.before[:, items], self.after[:, items])
@@ -68,9 +72,8 @@ class Rate:
     def line(self, comparisons: int) -> str:
         """A row of the table."""
         found = self.change(comparisons=comparisons)
-        gains = self.after.mean(0) - self.before.mean(0)
         cells = [self.name, str(self.count), percent(self.start()), percent(self.end())]
-        cells += [percent(found.interval, sign="+"), percent(over(gains), sign="+"), found.said]
+        cells += [percent(found.interval, sign="+"), percent(self.over_items(), sign="+"), found.said]
         return f"| {' | '.join(cells)} |"
 
 

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import chess
 import made_runs
+import numpy as np
 import pytest
 
 from rookexp import boards, chess_text, composing, track
@@ -125,7 +126,7 @@ def test_black_repair_says_what_the_runs_recorded(flagships: ModuleType, three: 
         ("at least 500 held-out positions a colour", "10 Black, 10 White", "does not hold"),
         ("Black's B is the engine's best in less than 5 % before", "0.0 % [0.0, 27.8]", "holds in the mean, not in"),
         ("and after in at least three quarters of what argmax E reaches", "86.7 % [72.3, 101.0]", "holds in"),
-        ("White's stays within noise", "+0.0 [+0.0, +0.0] points", "holds"),
+        ("White's stays within noise", "+0.0 [+0.0, +0.0] points over seeds, +0.0 over positions", "holds"),
         ("x.txt, A: answer exact stays within 1 point", "+0.0 [+0.0, +0.0]", "holds"),
     ):
         [line] = [line for key, line in lines.items() if key.startswith(asked)]
@@ -165,6 +166,28 @@ def test_a_openings_lists_every_first_move_and_ply(flagships: ModuleType, three:
 )
 def test_words_follow_from_numbers(flagships: ModuleType, found: Interval, word: str) -> None:
     assert flagships.judged(found, 0.75, 1.0) == word
+
+
+@pytest.mark.parametrize(
+    ("lost", "won", "seeds", "word"),
+    [
+        ([20, 21, 22], 0, 3, "does not hold: lower"),  # far from 0 over seeds and over items
+        ([20, 21, 22], 19, 3, "holds"),  # far over seeds, which agree on 1 to 3 items of 100
+        ([9, 0, 1], 0, 3, "holds"),  # far over items, which one seed alone has lost
+        ([20, 21], 0, 2, "does not hold: cannot tell"),
+        ([0, 0, 0], 0, 3, "holds"),
+    ],
+)
+def test_a_change_stands_out_from_seeds_and_items(
+    flagships: ModuleType, lost: list[int], won: int, seeds: int, word: str
+) -> None:
+    before = np.tile(np.arange(100) < 50, (seeds, 1)).astype(float)
+    after = before.copy()
+    for row, count in enumerate(lost):
+        after[row, :count] = 0
+        after[row, 99 - won : 99] = 1
+    found = flagships.stays("asked", flagships.Rate("rate", tuple(range(seeds)), before, after))
+    assert found.word == word
 
 
 def test_runs_that_do_not_belong_together_are_refused(flagships: ModuleType, three: Path, tmp_path: Path) -> None:
