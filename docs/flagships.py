@@ -168,7 +168,8 @@ def a_answers(by_seed: Mapping[int, runs.Run], texts: Sequence[Path], limit: int
 def stays(asked: str, found: Rate) -> Claim:
     """That a rate does not change: a change stands out from the noise of the seeds and from that of the items."""
     moved, items = found.change(), found.over_items()
-    quiet = moved.said in ("within noise", "identical") or (moved.said != "cannot tell" and items.low <= 0 <= items.high)
+    of_items = moved.said != "cannot tell" and items.low <= 0 <= items.high
+    quiet = moved.said in ("within noise", "identical") or of_items
     words = f"{percent(moved.interval, sign='+')} points over seeds, {percent(items, sign='+')} over positions"
     return Claim(asked, words, "holds" if quiet else f"does not hold: {moved.said}")
 
