@@ -1,6 +1,7 @@
-"""When the reference follows the policy: the divergence is then from where the policy was lately, not at the start.
+"""When the reference follows the policy, or the policy goes back to the reference.
 
-Source: TR-DPO, Gorbatovski et al. 2024 (arXiv 2404.09656).
+The divergence is from where the policy was lately, instead of at the start, where the reference follows it (TR-DPO,
+Gorbatovski et al. 2024, arXiv 2404.09656).
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from torch import Tensor, nn
 
 
 class Sync:
-    """Called once after each step: moves the reference or leaves it. It has no state, the step says it all."""
+    """Called once after each step: moves one of the two or leaves both. It has no state, the step says it all."""
 
     moves: bool  # False: the reference stays the policy of the start, and a checkpoint need not carry it
+    needed = False  # whether it cannot do its work without a reference
 
     def update(self, step: int, reference: nn.Module, policy: nn.Module) -> bool:
-        """Whether the reference was moved, in place, after `step` steps, counted from 1; the policy is only read.
+        """Whether one was moved, in place, after `step` steps, counted from 1; the other one is only read.
 
         Both are models of one kind, with their parameters and buffers in the same order.
         """
@@ -78,3 +80,28 @@ class EmaSync(_Every):
 
     def _move(self, own: Tensor, new: Tensor) -> None:
         own.lerp_(new, 1 - self.decay)
+
+
+class Interpolate(Sync):
+    """policy <- reference + share (policy - reference) after step `at`, in the weights; the reference never moves.
+
+    What a short training has learned well outlasts a shorter way to it, and much of what it has spoiled besides does
+    not. A run that goes on from there, with more steps, goes on from the interpolated weights.
+    Source: WARP, Rame et al. 2024 (arXiv 2406.16768), its linear interpolation towards initialization.
+    """
+
+    moves = False
+    needed = True
+
+    def __init__(self, *, share: Annotated[float, Gt(0), Lt(1)], at: Annotated[int, Ge(1)]) -> None:
+        self.share = share
+        self.at = at
+
+    @torch.no_grad()
+    def update(self, step: int, reference: nn.Module, policy: nn.Module) -> bool:
+        """Whether `step` is `at`."""
+        if step != self.at:
+            return False
+        for parameter, start in zip(policy.parameters(), reference.parameters(), strict=True):
+            parameter.lerp_(start, 1 - self.share)
+        return True

@@ -81,6 +81,7 @@ TO_BE_FELT = {  # what lets a choice be felt in two steps
     "kl=warmup": ("kl.warmup=1",),
     "task=rookworld": (f"task.data={Path(__file__).parent}/released.txt",),
     "reference=hard": ("reference.every=1",),
+    "reference=interpolate": ("reference.at=1",),
     "loss=dual_clip": ("loss.dual_clip=1.3",),
     "loss=two_sided": ("loss.delta=1.4",),
     "loss=cispo": ("loss.clip_high=0.3",),

@@ -19,7 +19,7 @@ from rookexp.baselines import GroupMean, Rloo
 from rookexp.errors import ConfigError
 from rookexp.generate import Sampling
 from rookexp.objectives.grpo import GRPO
-from rookexp.reference import EmaSync, HardSync, Never
+from rookexp.reference import EmaSync, HardSync, Interpolate, Never
 from rookexp.returns import ReinforcePP, TokenRewards
 from rookexp.types import Experience, Scores
 
@@ -279,6 +279,8 @@ def test_without_a_coefficient_there_is_no_reference_to_move() -> None:
     assert objective.reference is None
     assert objective.modules.keys() == {"baseline", "coefficient"}
     assert objective.observe(0, {"reward/mean": 0.0}) == {}
+    with pytest.raises(ConfigError, match="reference=Interpolate with kl=NoKL: there is no reference to go back to"):
+        grpo(policy(), coefficient=coefficients.NoKL(), reference_sync=Interpolate(share=0.5, at=1))
 
 
 # ---- groups and rows that are left out -------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from rookexp import check, nodes
-from rookexp.reference import EmaSync, HardSync, Never
+from rookexp.reference import EmaSync, HardSync, Interpolate, Never
 
 RULES = [Never(), HardSync(every=1), EmaSync(decay=0.9, every=1)]
 
@@ -110,14 +110,35 @@ def test_no_graph_no_gradient_no_shared_memory_and_the_policy_is_only_read(rule)
     assert reference.second.weight is reference.first.weight
 
 
+def test_an_interpolation_moves_the_policy_alone_after_its_step_alone():
+    reference, policy = pair()
+    start, end = copy.deepcopy(tensors(reference)), copy.deepcopy(tensors(policy))
+    rule = Interpolate(share=0.75, at=3)
+    assert not rule.moves
+    assert [rule.update(step, reference, policy) for step in (1, 2, 4)] == [False] * 3
+    assert same(policy, end)
+    assert rule.update(3, reference, policy)
+    assert same(reference, start)
+    for now, own, other in zip(policy.parameters(), end, start, strict=False):
+        assert torch.allclose(now, 0.75 * own + 0.25 * other, atol=1e-6)
+    assert policy.second.weight is policy.first.weight
+    assert all(torch.equal(now, own) for now, own in zip(policy.buffers(), end[-3:], strict=True))
+    assert policy.first.weight.requires_grad
+    assert not any(tensor.requires_grad for tensor in tensors(reference))
+
+
 def test_models_of_two_kinds_are_refused():
     with pytest.raises(ValueError, match="argument 2 is longer"):
         HardSync(every=1).update(1, nn.Linear(2, 2, bias=False), nn.Linear(2, 2))
 
 
-@pytest.mark.parametrize(("option", "kind"), [("never", Never), ("hard", HardSync), ("ema", EmaSync)])
+@pytest.mark.parametrize(
+    ("option", "kind"), [("never", Never), ("hard", HardSync), ("ema", EmaSync), ("interpolate", Interpolate)]
+)
 def test_the_options_build(root, option, kind):
     yaml = pytest.importorskip("yaml")
-    node = yaml.safe_load((root / "conf" / "reference" / f"{option}.yaml").read_text(encoding="utf-8"))
+    node = yaml.safe_load(
+        (root / "conf" / "reference" / f"{option}.yaml").read_text(encoding="utf-8").replace("${steps}", "4")
+    )
     check.check_node(node, "reference")
     assert type(nodes.make(node)) is kind

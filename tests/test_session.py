@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file
 
 from rookexp import door, kept, pretrain, resume, run_info, session, train, verdict
 from rookexp.errors import ConfigError, NotSaved
@@ -118,6 +120,28 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(shell: Shell, root: Path, tm
         ["straight", "killed"],
         ["killed", "straight"],
     )
+
+
+def test_an_interpolation_is_of_the_start_and_the_end_whether_resumed_or_not(shell: Shell, tmp_path: Path) -> None:
+    line = f"debug=fast {TINY} optim.lr=0.01 kl.coef=0.5 kl.warmup=1 hardware.threads=1 save_every=2 eval.every=4"
+    for folder, words in (
+        ("start", "steps=1 optim.lr=1e-30"),
+        ("end", "steps=4"),
+        ("back", "steps=4 reference=interpolate reference.share=0.25"),
+    ):
+        assert shell(f"{line} {words} hydra.run.dir={folder}") == 0
+    start, end, back = (
+        load_file(next((tmp_path / folder).glob(f"checkpoints/step-00000{step}/model/model.safetensors")))
+        for folder, step in (("start", 1), ("end", 4), ("back", 4))
+    )
+    for name, weight in back.items():
+        torch.testing.assert_close(weight, 0.75 * start[name] + 0.25 * end[name])
+    assert not all(torch.equal(start[name], end[name]) for name in end), "else nothing is compared"
+    shutil.copytree(tmp_path / "back", tmp_path / "again")
+    shutil.rmtree(tmp_path / "again" / NEWEST)
+    (tmp_path / "again" / "summary.json").unlink()
+    assert shell("resume=again") == 0
+    assert_same_run(tmp_path / "back", tmp_path / "again")
 
 
 def test_a_folder_has_one_run_at_a_time_and_none_over_another(

@@ -125,6 +125,11 @@ class GRPO:
                 "grpo.group_size=1: a lone completion has no others to be compared with; allowed: 2 or more, "
                 "or a baseline that does not compare (baseline=ema, none, reinforce_pp or gae)"
             )
+        if self.reference_sync.needed and not self.coefficient.can_be_nonzero:
+            raise ConfigError(
+                f"reference={type(self.reference_sync).__name__} with kl={type(self.coefficient).__name__}: there is "
+                "no reference to go back to; choose reference=never, or a kl that needs one"
+            )
         if self.policy_loss.whole_rows and not self.baseline.whole_rows:
             raise ConfigError(
                 f"loss={type(self.policy_loss).__name__} with baseline={type(self.baseline).__name__}: the loss has "
@@ -348,7 +353,7 @@ class GRPO:
     # ---- observe ------------------------------------------------------------------------------------------------
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
-        """The step's kl_coef and kl_share; then the coefficient sees the divergence, and the reference may follow.
+        """The step's kl_coef and kl_share; then the coefficient sees the divergence, and reference or policy may move.
 
         kl_coef is the beta that the step's loss used. kl_share = beta KL / (beta KL + mean |A|), in [0, 1], compares
         the penalty with the advantages that pull against it, both as token means. It is no share of the loss, whose
