@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from rookexp.models.kv_cache import KVCache
 from rookexp.models.packed import CopiedLinear, packing, product_dtype, with_packed_layers
 from rookexp.models.replays import Replays
+from rookexp.models.shared_prefix import SharedPrefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +33,17 @@ class GPT2Config:
     layer_norm_epsilon: float = 1e-5  # epsilon of every layer norm
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Float[Tensor, "n h t w"]:
-    """The heads' values of tokens from those that `mask` (N, 1, T, S) lets them see: None = itself and earlier ones.
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "n h t w"]:
+    """The heads' values of tokens from themselves and earlier ones.
 
     On a CPU in fp32 at least: its bf16 kernel is slower, backward above all (T 130, width 32: 43 ms against 18 ms, one
     thread), and its rounding would part the training forward from the cached one.
     """
     if q.device.type != "cpu":
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
     exact = torch.promote_types(q.dtype, torch.float32)
     with torch.autocast("cpu", enabled=False):
-        q_, k_, v_ = (x.to(exact) for x in (q, k, v))
-        return F.scaled_dot_product_attention(q_, k_, v_, attn_mask=mask, is_causal=mask is None).to(q.dtype)
+        return F.scaled_dot_product_attention(q.to(exact), k.to(exact), v.to(exact), is_causal=True).to(q.dtype)
 
 
 class Block(nn.Module):
@@ -62,13 +62,8 @@ class Block(nn.Module):
 
     def qkv(self, x: Float[Tensor, "n t d"]) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each (N, H, T, D/H)."""
-        return self.heads(self.c_attn(self.ln_1(x)))
-
-    def heads(self, qkv: Float[Tensor, "n t k"]) -> tuple[Tensor, Tensor, Tensor]:
-        """The projection (N, T, 3 D) apart: queries, keys and values, each (N, H, T, D/H)."""
-        n, t, k = qkv.shape
-        q, k_, v = qkv.view(n, t, 3, self.n_head, k // 3 // self.n_head).permute(2, 0, 3, 1, 4).unbind(0)
-        return q, k_, v
+        q, k, v = self.c_attn(self.ln_1(x)).view(*x.shape[:2], 3, self.n_head, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        return q, k, v
 
     def finish(self, x: Float[Tensor, "*n d"], attended: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
         """The block's output from its input and the heads' values, joined."""
@@ -131,31 +126,14 @@ class GPT2(nn.Module):
         """Final hidden states that predict completion tokens: [:, 0] is the prompt's last, [:, j] token j - 1's.
 
         Row n continues prompt `owner[n]` by `sizes[n]` tokens; what stands after those means nothing. A prompt is
-        computed once, however many rows continue it, and padding only where tokens look at each other: rows of unlike
-        lengths cost no more than their tokens. The same values as `hidden` on the joined rows, up to rounding.
+        computed once, however many rows continue it, and padding at most where tokens look at each other: prompts and
+        rows of unlike lengths cost no more than their tokens. As `hidden` on the joined rows has it, up to rounding.
         """
-        (n, c), size = completions.shape, prompts.shape[1]
-        columns = torch.arange(max(size, c - 1), device=prompts.device)
-        x = self.wte(prompts) + self.wpe.weight[:size]
-        at = (columns[: c - 1] < sizes[:, None] - 1).flatten().nonzero()[:, 0]  # (M,) tokens that predict another one
-        positions = lengths[owner[at // max(c - 1, 1)]] + at % max(c - 1, 1)
-        y = self.wte(completions[:, :-1].flatten()[at]) + self.wpe(positions)  # (M, D)
-
-        def padded(flat: Tensor) -> Tensor:
-            return flat.new_zeros(n * (c - 1), flat.shape[1]).index_copy(0, at, flat).view(n, c - 1, flat.shape[1])
-
-        on_prompt = (columns[:size] < lengths[:, None])[owner, None].expand(n, c - 1, size)
-        on_own = (columns[: c - 1, None] >= columns[: c - 1]).expand(n, -1, -1)
-        mask = torch.cat((on_prompt, on_own), -1)[:, None]  # (N, 1, C - 1, S + C - 1)
+        rows = SharedPrefix(prompts, lengths, owner, completions, sizes, self.config.n_head)
+        x = self.wte(rows.tokens) + self.wpe(rows.positions)  # (T, D)
         for block in self.blocks:
-            q, k, v = block.qkv(x)
-            x = block.finish(x, joined(attention(q, k, v)))
-            own_q, own_k, own_v = block.heads(padded(block.c_attn(block.ln_1(y))))
-            # index_select, because its backward adds rows in parallel on a CPU, and that of z[owner] one by one.
-            keys, values = (torch.cat((z.index_select(0, owner), own), 2) for z, own in ((k, own_k), (v, own_v)))
-            y = block.finish(y, joined(attention(own_q, keys, values, mask)).flatten(0, 1).index_select(0, at))
-        last = x[torch.arange(len(prompts), device=x.device), lengths - 1]
-        return self.ln_f(torch.cat((last.index_select(0, owner)[:, None], padded(y)), 1))
+            x = block.finish(x, rows.attend(block.c_attn(block.ln_1(x))))
+        return rows.apart(self.ln_f(x))
 
     def logits(self, hidden: Float[Tensor, "*n d"]) -> Float[Tensor, "*n v"]:
         """Logits over the vocabulary."""

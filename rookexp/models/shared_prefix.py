@@ -1,0 +1,206 @@
+"""Rows that continue shared prompts: every token once, without padding, and how they attend."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from rookexp.ops import parts
+
+# Attention weights of a CPU that are computed at a time, in float32: the passes over them find them in its cache.
+CACHED_BYTES = 8 << 20
+
+
+class Piece:
+    """Rows whose attention a CPU computes at a time: some that continue a prompt, or the prompts themselves."""
+
+    def __init__(self, prompt: slice, first: int, sizes: Int[Tensor, " n"]) -> None:
+        self.prompt = prompt  # the prompt's place among all tokens; empty where there is none
+        self.tokens = slice(first, first + int(sizes.sum()))  # the rows' place
+        self.shape = len(sizes), int(sizes.max())  # rows, and tokens of the longest
+        inside = torch.arange(self.shape[1]) < sizes[:, None]
+        # (T,) places of the tokens, were the rows padded to the longest; None = that pads nothing.
+        self.places = None if inside.all() else inside.flatten().nonzero()[:, 0]
+        self.later = torch.full((self.shape[1], self.shape[1]), -torch.inf).triu_(1)  # what hides later tokens
+
+    def padded(self, x: Float[Tensor, "t k"]) -> Float[Tensor, "n c k"]:
+        """The rows, of all tokens, with zeros behind the shorter ones."""
+        x = x[self.tokens]
+        if self.places is not None:
+            x = x.new_zeros(self.shape[0] * self.shape[1], x.shape[1]).index_copy_(0, self.places, x)
+        return x.view(*self.shape, x.shape[1])
+
+    def flat(self, x: Float[Tensor, "h nc w"]) -> Float[Tensor, "t h w"]:
+        """The tokens of padded rows."""
+        return (x if self.places is None else x.index_select(1, self.places)).transpose(0, 1)
+
+
+class SharedPrefix:
+    """The T tokens of P prompts and of the N rows that continue them; the last of a row, which predicts none, is left.
+
+    Prompts come first, then the rows, those of a prompt together.
+    """
+
+    def __init__(
+        self,
+        prompts: Int[Tensor, "p s"],
+        lengths: Int[Tensor, " p"],
+        owner: Int[Tensor, " n"],
+        completions: Int[Tensor, "n c"],
+        sizes: Int[Tensor, " n"],
+        n_head: int,
+    ) -> None:
+        (p, s), (n, c) = prompts.shape, completions.shape
+        order = owner.argsort(stable=True)
+        self.n_head = n_head
+        self.lengths = lengths
+        self.owner = owner[order]  # (N,) the prompt of each row
+        self.sizes = (sizes[order] - 1).clamp(min=0)  # (N,) and its tokens
+        columns = torch.arange(max(s, c - 1), device=prompts.device)
+        self.on_prompt = columns[:s] < lengths[:, None]  # (P, S) where padded prompts have a token
+        on_rows = columns[: c - 1] < self.sizes[:, None]  # (N, C - 1)
+        self.at = torch.cat((self.on_prompt.flatten(), on_rows.flatten())).nonzero()[:, 0]  # (T,) places of the tokens
+        places = torch.zeros(p * s + n * (c - 1), dtype=self.at.dtype, device=self.at.device)
+        places[self.at] = torch.arange(len(self.at), device=self.at.device)
+        last = places[owner * s + lengths[owner] - 1]
+        rows = places[p * s :].view(n, c - 1)[order.argsort()]
+        self.predicting = torch.cat((last[:, None], rows), 1)  # (N, C) the token that predicts each of a completion
+        self.tokens = torch.cat((prompts.flatten(), completions[order, :-1].flatten()))[self.at]
+        positions = columns[:s].expand(p, s).flatten(), (lengths[self.owner, None] + columns[: c - 1]).flatten()
+        self.positions = torch.cat(positions)[self.at]  # (T,) column of each token after its row's first
+        self.shape = p, s, n, c - 1
+
+    def apart(self, x: Float[Tensor, "t d"]) -> Float[Tensor, "n c d"]:
+        """What stands at the tokens that predict those of the completions; what stands at padding means nothing."""
+        return x.index_select(0, self.predicting.flatten()).view(*self.predicting.shape, -1)
+
+    def attend(self, qkv: Float[Tensor, "t k"]) -> Float[Tensor, "t d"]:
+        """The heads' values, joined, of all tokens; a token sees its row up to itself, and the row's prompt."""
+        if qkv.device.type != "cpu":
+            return self._masked(qkv)
+        attended: Tensor = _Attention.apply(qkv, self.pieces, self.n_head)
+        return attended
+
+    def _masked(self, qkv: Float[Tensor, "t k"]) -> Float[Tensor, "t d"]:
+        """`attend` by PyTorch's kernels: rows padded, with their prompts' keys and values before their own."""
+        p, s, n, c = self.shape
+        padded = qkv.new_zeros(p * s + n * c, qkv.shape[1]).index_copy(0, self.at, qkv)
+        of_prompts, of_rows = padded.split((p * s, n * c))
+        q, k, v = of_prompts.view(p, s, 3, self.n_head, -1).permute(2, 0, 3, 1, 4)
+        on_prompts = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        q, own_k, own_v = of_rows.view(n, c, 3, self.n_head, -1).permute(2, 0, 3, 1, 4)
+        # index_select, because its backward adds rows in parallel, and that of k[owner] one by one.
+        k, v = (torch.cat((x.index_select(0, self.owner), own), 2) for x, own in ((k, own_k), (v, own_v)))
+        on_rows = F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask)
+        joined = torch.cat([x.transpose(1, 2).reshape(-1, qkv.shape[1] // 3) for x in (on_prompts, on_rows)])
+        return joined.index_select(0, self.at)
+
+    @cached_property
+    def mask(self) -> Bool[Tensor, "n 1 c w"]:
+        """What padded rows see of their prompts and of themselves."""
+        _, s, n, c = self.shape
+        own = torch.ones(c, c, dtype=torch.bool, device=self.at.device).tril()
+        return torch.cat((self.on_prompt[self.owner, None].expand(n, c, s), own.expand(n, c, c)), -1)[:, None]
+
+    @cached_property
+    def pieces(self) -> list[Piece]:
+        """All tokens, so many rows at a time as their weights fit into CACHED_BYTES, but one at least."""
+        ends = [0, *accumulate(self.lengths.tolist())]
+        prompts = [slice(0), *map(slice, ends, ends[1:])]
+        groups = [self.lengths, *self.sizes.split(self.owner.bincount(minlength=len(self.lengths)).tolist())]
+        found, first = [], 0
+        for prompt, sizes in zip(prompts, groups, strict=True):
+            longest = int(sizes.max()) if len(sizes) else 0
+            bytes_of_row = 4 * self.n_head * longest * (prompt.stop - (prompt.start or 0) + longest)
+            for part in parts(len(sizes), max(1, CACHED_BYTES // max(1, bytes_of_row))):
+                piece = Piece(prompt, first, sizes[part])
+                first = piece.tokens.stop
+                found.append(piece)
+        return [piece for piece in found if piece.tokens.stop > piece.tokens.start]
+
+
+class _Attention(torch.autograd.Function):
+    """`SharedPrefix.attend` on a CPU, in float32 at least, as the cached one; backward computes its weights again.
+
+    PyTorch's kernel for CPUs takes about twice as long at rows of 64 tokens, and wants each row's keys in one block.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, qkv: Float[Tensor, "t k"], pieces: list[Piece], n_head: int) -> Float[Tensor, "t d"]:
+        ctx.save_for_backward(qkv)
+        ctx.pieces, ctx.n_head = pieces, n_head
+        out = qkv.new_empty(len(qkv), n_head, qkv.shape[1] // 3 // n_head)
+        with torch.autocast("cpu", enabled=False):
+            for piece in pieces:
+                of = _Heads(qkv, piece, n_head)
+                on_prompt, on_own = of.split(of.weights(piece.later))
+                values = of.together(torch.bmm(on_own, of.v))
+                out[piece.tokens] = piece.flat(values.baddbmm_(of.together(on_prompt), of.prompt_v))
+        return out.flatten(1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Float[Tensor, "t d"]) -> tuple[Tensor, None, None]:
+        (qkv,), n_head = ctx.saved_tensors, ctx.n_head
+        exact = torch.promote_types(qkv.dtype, torch.float32)
+        out = torch.empty(len(qkv), 3, n_head, qkv.shape[1] // 3 // n_head, dtype=exact)
+        with torch.autocast("cpu", enabled=False):
+            for piece in ctx.pieces:
+                of = _Heads(qkv, piece, n_head)
+                weights = of.weights(piece.later)
+                (dout,) = _heads(piece.padded(grad), 1, n_head)
+                dweights = torch.cat(
+                    (of.apart(torch.bmm(of.together(dout), of.prompt_v.mT)), torch.bmm(dout, of.v.mT)), -1
+                )
+                dscores = torch._softmax_backward_data(dweights, weights, -1, exact)
+                (on_prompt, on_own), (dprompt, down) = of.split(weights), of.split(dscores)
+                dq = of.together(torch.bmm(down, of.k)).baddbmm_(of.together(dprompt), of.prompt_k)
+                dk, dv = torch.bmm(down.mT, of.q), torch.bmm(on_own.mT, dout)
+                for i, x in enumerate((dq.mul_(of.scale), of.together(dk), of.together(dv))):
+                    out[piece.tokens, i] = piece.flat(x)
+                dprompt_k = torch.bmm(of.together(dprompt).mT, of.together(of.q))
+                dprompt_v = torch.bmm(of.together(on_prompt).mT, of.together(dout))
+                out[piece.prompt, 1:] += torch.stack((dprompt_k, dprompt_v)).permute(2, 0, 1, 3)
+        return out.flatten(1).to(qkv.dtype), None, None
+
+
+class _Heads:
+    """What the heads make of a piece: q, k and v (H N, C, W) of its rows, keys and values (H, S, W) of their prompt."""
+
+    def __init__(self, qkv: Float[Tensor, "t k"], piece: Piece, n_head: int) -> None:
+        self.n_head = n_head
+        self.q, self.k, self.v = _heads(piece.padded(qkv), 3, n_head)
+        self.prompt_k, self.prompt_v = _heads(qkv[None, piece.prompt, qkv.shape[1] // 3 :], 2, n_head)
+        self.scale = self.q.shape[2] ** -0.5
+        self.q *= self.scale
+
+    def weights(self, later: Float[Tensor, "c c"]) -> Float[Tensor, "hn c sc"]:
+        """How much of each token of the prompt, then of the row, each token takes; of `later` ones nothing."""
+        on_prompt = self.apart(torch.bmm(self.together(self.q), self.prompt_k.mT))
+        on_own = torch.baddbmm(later.to(self.q.dtype), self.q, self.k.mT)
+        return torch.cat((on_prompt, on_own), -1).softmax(-1)
+
+    def split(self, weights: Float[Tensor, "hn c sc"]) -> tuple[Tensor, Tensor]:
+        """Those of the prompt's tokens, and those of the row's."""
+        on_prompt, on_own = weights.split((self.prompt_k.shape[1], self.q.shape[1]), -1)
+        return on_prompt, on_own
+
+    def together(self, x: Float[Tensor, "hn c k"]) -> Float[Tensor, "h nc k"]:
+        """All rows of a head side by side, so that one product serves them."""
+        return x.unflatten(0, (self.n_head, -1)).flatten(1, 2)
+
+    def apart(self, x: Float[Tensor, "h nc k"]) -> Float[Tensor, "hn c k"]:
+        """The rows of each head one by one."""
+        return x.unflatten(1, (-1, self.q.shape[1])).flatten(0, 1)
+
+
+def _heads(x: Float[Tensor, "n c k"], count: int, n_head: int) -> Float[Tensor, "count hn c w"]:
+    """Queries, keys, values, or some of them, head by head."""
+    apart = x.unflatten(2, (count, n_head, -1)).permute(2, 3, 0, 1, 4)
+    exact = torch.promote_types(x.dtype, torch.float32)
+    return torch.empty(apart.shape, dtype=exact).copy_(apart).flatten(1, 2)
