@@ -70,42 +70,40 @@ class KVCache:
 
     def attend(self, layer: int, qkv: Float[Tensor, "n 1 k"]) -> Float[Tensor, "n 1 d"]:
         """The heads' values, joined, of one more token a row from its query, key and value; caches the latter two."""
-        new = self._heads(qkv)
-        self.own[layer, ..., self.added, :] = new[1:, ..., 0, :]
-        return self._attended(layer, new[0], self.added + 1, None, qkv.dtype)
+        q, new = self._heads(qkv)
+        self.own[layer, ..., self.added, :] = new[..., 0, :]
+        return self._attended(layer, q, self.added + 1, None, qkv.dtype)
 
     def attend_ahead(self, layer: int, qkv: Float[Tensor, "n m k"], places: Int[Tensor, "n m"]) -> Tensor:
         """`attend` for M tokens a row, which go to the cache's `places` (N, M) and see those up to their own."""
-        new = self._heads(qkv)
-        at = places.view(new.shape[1], 1, new.shape[3], -1, 1)
-        self.own[layer].scatter_(4, at.expand_as(new[1:]), new[1:])
+        q, new = self._heads(qkv)
+        at = places.view(q.shape[0], 1, q.shape[2], -1, 1)
+        self.own[layer].scatter_(4, at.expand_as(new), new.to(q.dtype))
         size = self.added + places.shape[1]
-        return self._attended(layer, new[0], size, torch.arange(size, device=at.device) > at, qkv.dtype)
+        return self._attended(layer, q, size, torch.arange(size, device=at.device) > at, qkv.dtype)
 
-    def _heads(self, qkv: Float[Tensor, "n m k"]) -> Float[Tensor, "3 p h g m w"]:
-        """Queries, divided by the root of their width, keys and values, as `own` has its rows."""
+    def _heads(self, qkv: Float[Tensor, "n m k"]) -> tuple[Tensor, Tensor]:
+        """Queries (P, H, G, M, W), divided by the root of their width, and keys and values (2, P, H, G, M, W)."""
         _, _, p, h, g, _, w = self.own.shape
         apart = qkv.view(p, g, -1, 3, h, w).permute(3, 0, 4, 1, 2, 5)
-        new = torch.empty(apart.shape, dtype=self.own.dtype, device=qkv.device).copy_(apart)
-        new[0] *= w**-0.5
-        return new
+        q = torch.empty(apart.shape[1:], dtype=self.own.dtype, device=qkv.device).copy_(apart[0])
+        return q.mul_(w**-0.5), apart[1:]
 
     def _attended(
         self, layer: int, q: Float[Tensor, "p h g m w"], size: int, hidden: Tensor | None, dtype: torch.dtype
     ) -> Float[Tensor, "n m d"]:
         """The heads' values, joined, from the prompts and the first `size` added tokens, less those `hidden`."""
         p, h, g, m, w = q.shape
-        prompt_keys, prompt_values = (x[layer].flatten(0, 1) for x in (self.prompt_keys, self.prompt_values))
-        keys, values = self.own[layer, ..., :size, :].flatten(1, 3)  # (N H, A, W)
+        prompt_keys, prompt_values, keys, values = self.flat[layer]
         with torch.autocast(q.device.type, enabled=False):
-            on_prompt = torch.baddbmm(self.bias.flatten(0, 1), self._together(q), prompt_keys.mT)
-            on_added = torch.bmm(q.view(-1, m, w), keys.mT).view(p, h, g, m, size)
+            on_prompt = torch.baddbmm(self.flat_bias, self._together(q), prompt_keys)
+            on_added = torch.bmm(q.view(-1, m, w), keys[..., :size]).view(p, h, g, m, size)
             if hidden is not None:
                 on_added = on_added.masked_fill_(hidden, -torch.inf)
             weights = torch.cat((self._apart(on_prompt, q), on_added), -1).softmax(-1)  # (P, H, G, M, S + A)
             on_prompt, on_added = weights.split((on_prompt.shape[2], size), -1)
             out = self._apart(torch.bmm(self._together(on_prompt), prompt_values), q).view(-1, m, w)
-            out = out.baddbmm_(on_added.view(-1, m, size), values).view(q.shape)
+            out = out.baddbmm_(on_added.view(-1, m, size), values[:, :size]).view(q.shape)
         joined = torch.empty(p, g, m, h, w, dtype=dtype, device=q.device).copy_(out.permute(0, 2, 3, 1, 4))
         return joined.view(p * g, m, h * w)
 
@@ -118,6 +116,13 @@ class KVCache:
         places = torch.arange(int(counts.max()), device=owner.device)
         self.members = (first[:, None] + places).clamp(max=len(owner) - 1)  # (P, G); a short group ends in strangers
         self.whole = self.own.shape[2] == len(counts)  # rows lie as the products with prompts take them
+        # As products take them, of each layer: keys (P H, W, S) and values (P H, S, W) of the prompts, and both of the
+        # added tokens, (N H, W, capacity) and (N H, capacity, W).
+        self.flat = [
+            (k.flatten(0, 1).mT, v.flatten(0, 1), own[0].flatten(0, 2).mT, own[1].flatten(0, 2))
+            for k, v, own in zip(self.prompt_keys, self.prompt_values, self.own, strict=True)
+        ]
+        self.flat_bias = self.bias.flatten(0, 1)  # (P H, 1, S)
 
     def _together(self, x: Float[Tensor, "p h g m k"]) -> Float[Tensor, "ph gm k"]:
         """The rows side by side under their prompts, so that one product serves a whole group."""

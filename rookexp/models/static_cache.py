@@ -24,6 +24,7 @@ class StaticCache(KVCache):
         super().__init__(keys, values, torch.zeros_like(like.lengths), group_size, 0)
         own = memory[2 * each : self.floats(like, size, group_size, capacity)]
         self.own = own.view(layers, 2, prompts, heads, group_size, capacity, width)
+        self._assign(self.owner)
         self.slots = torch.arange(capacity, device=memory.device)
         self.hidden = self.slots > 0  # the slots after that of the next token
         self.written = torch.zeros(1, dtype=torch.long, device=memory.device)  # tokens that every row has added
@@ -55,9 +56,9 @@ class StaticCache(KVCache):
 
     def attend(self, layer: int, qkv: Float[Tensor, "n 1 k"]) -> Float[Tensor, "n 1 d"]:
         """The heads' values, joined, of one more token a row from its query, key and value; caches the latter two."""
-        new = self._heads(qkv)
-        self.own[layer].index_copy_(4, self.written, new[1:])
-        return self._attended(layer, new[0], self.window, self.hidden[: self.window], qkv.dtype)
+        q, new = self._heads(qkv)
+        self.own[layer].index_copy_(4, self.written, new.to(q.dtype))
+        return self._attended(layer, q, self.window, self.hidden[: self.window], qkv.dtype)
 
     def step(self) -> None:
         """The tokens just attended to are in."""
