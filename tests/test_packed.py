@@ -9,16 +9,20 @@ import torch
 from test_generate import EOT, SETTINGS, equal, mixed_prompts, wild
 
 from rookexp.generate import sample
-from rookexp.models.packed import PackedLinear
+from rookexp.models import packed
+from rookexp.models.packed import CopiedLinear, PackedLinear
 
 FOR_BF16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
-def test_a_packed_model_computes_what_the_model_computes() -> None:
+@pytest.mark.parametrize(("small", "kind"), [(0, PackedLinear), (packed.SMALL, CopiedLinear)])
+def test_a_packed_model_computes_what_the_model_computes(
+    small: int, kind: type[torch.nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed, "SMALL", small)
     model = wild()
     twin = model.packed()
-    found = sum(isinstance(module, PackedLinear) for module in twin.modules())
-    assert found == 1 + 4 * model.config.n_layer  # with the head
+    assert sum(isinstance(module, kind) for module in twin.modules()) == 1 + 4 * model.config.n_layer  # with the head
     tokens = torch.randint(model.config.vocab_size, (3, 20), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = model.logits(model.hidden(tokens))
@@ -26,10 +30,12 @@ def test_a_packed_model_computes_what_the_model_computes() -> None:
         for parameter in model.parameters():
             parameter.zero_()
         assert twin.logits(torch.ones(1, model.config.n_embd)).abs().sum() > 1
-    assert not any(isinstance(module, PackedLinear) for module in model.modules())
+    assert not any(isinstance(module, kind) for module in model.modules())
 
 
-def test_samples_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("small", [0, packed.SMALL])
+def test_samples_are_the_same(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "SMALL", small)
     model, prompts = wild(), mixed_prompts()
     seen, pack = [], model.packed
     monkeypatch.setattr(model, "packed", lambda: model)
@@ -45,5 +51,6 @@ def test_bf16_is_packed_where_the_machine_multiplies_it() -> None:
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         twin = model.packed()
         assert (twin is model) != FOR_BF16
+        assert any(isinstance(module, PackedLinear) for module in twin.modules()) == FOR_BF16
         torch.testing.assert_close(twin.logits(hidden), model.logits(hidden), rtol=0.02, atol=0.1)
     assert model.to(torch.float64).packed() is model

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 ROWS = 32  # rows for which the layout is chosen; it serves any number
+# Numbers of a float32 matrix up to which the plain product is faster for few rows: a call of oneDNN alone takes 15 us.
+SMALL = 1 << 17
 
 
 class PackedLinear(nn.Module):
@@ -52,7 +54,12 @@ def packing(weight: Tensor) -> Callable[[Tensor, Tensor | None], nn.Module] | No
     able = dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
     if weight.device.type != "cpu" or not able or not torch.backends.mkldnn.is_available():
         return None
-    return lambda weight, bias: PackedLinear(weight, bias, dtype)
+
+    def pack(weight: Tensor, bias: Tensor | None) -> nn.Module:
+        small = dtype == torch.float32 and weight.numel() <= SMALL
+        return (CopiedLinear if small else PackedLinear)(weight, bias, dtype)
+
+    return pack
 
 
 def with_packed_layers(module: nn.Module, pack: Callable[[Tensor, Tensor | None], nn.Module]) -> nn.Module:
