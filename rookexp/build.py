@@ -83,6 +83,7 @@ def check_config(config: Config) -> Run:
     """
     run = Run(**check_groups(config, GROUPS, Run))
     check_rows(config["grpo"])
+    check_moment(config["reference"], run.steps)
     for kind, changes in config["task"].get("sampling", {}).items():
         changed(shared_sampling(config["grpo"]), f"task.sampling.{kind}", changes)
     return run
@@ -205,6 +206,13 @@ def check_rows(grpo: Config) -> None:
     rows = grpo["prompts_per_step"] * grpo["group_size"]
     if grpo["minibatches"] > rows:
         raise check.refusal("grpo.minibatches", grpo["minibatches"], f"allowed: at most the {rows} rows of a step")
+
+
+def check_moment(reference: Config, steps: int) -> None:
+    """Raises: ConfigError where the reference or the policy would move once, after the last step."""
+    if reference.get("at", 0) > steps:
+        why = f"it would never come: the run ends with steps={steps}; allowed: 1 to {steps}"
+        raise check.refusal("reference.at", reference["at"], why)
 
 
 def evaluation_prompts(config: Config, task: Any, objects: Config) -> tuple[Prompt, ...]:

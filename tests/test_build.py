@@ -43,6 +43,15 @@ def test_a_step_has_as_many_minibatches_as_rows_at_most() -> None:
         build.check_rows({"prompts_per_step": 3, "group_size": 4, "minibatches": 13})
 
 
+def test_a_way_back_after_the_last_step_is_refused() -> None:
+    for reference in ({"at": 3}, {"every": 9}, {}):
+        build.check_moment(reference, 3)
+    with pytest.raises(
+        ConfigError, match=r"reference\.at=4: it would never come: the run ends with steps=3; allowed: 1 to 3"
+    ):
+        build.check_moment({"at": 4}, 3)
+
+
 class Positions:
     """A task that says what it was made of."""
 
