@@ -20,14 +20,14 @@ CACHED_BYTES = 8 << 20
 class Piece:
     """Rows whose attention a CPU computes at a time: some that continue a prompt, or the prompts themselves."""
 
-    def __init__(self, prompt: slice, first: int, sizes: Int[Tensor, " n"]) -> None:
+    def __init__(self, prompt: slice, first: int, sizes: Int[Tensor, " n"], later: Float[Tensor, "c c"]) -> None:
         self.prompt = prompt  # the prompt's place among all tokens; empty where there is none
         self.tokens = slice(first, first + int(sizes.sum()))  # the rows' place
         self.shape = len(sizes), int(sizes.max())  # rows, and tokens of the longest
         inside = torch.arange(self.shape[1]) < sizes[:, None]
         # (T,) places of the tokens, were the rows padded to the longest; None = that pads nothing.
         self.places = None if inside.all() else inside.flatten().nonzero()[:, 0]
-        self.later = torch.full((self.shape[1], self.shape[1]), -torch.inf).triu_(1)  # what hides later tokens
+        self.later = later[: self.shape[1], : self.shape[1]]  # -inf where one token of a row comes after another
 
     def padded(self, x: Float[Tensor, "t k"]) -> Float[Tensor, "n c k"]:
         """The rows, of all tokens, with zeros behind the shorter ones."""
@@ -114,12 +114,13 @@ class SharedPrefix:
         ends = [0, *accumulate(self.lengths.tolist())]
         prompts = [slice(0), *map(slice, ends, ends[1:])]
         groups = [self.lengths, *self.sizes.split(self.owner.bincount(minlength=len(self.lengths)).tolist())]
+        later = torch.full((max(self.shape[1::2]),) * 2, -torch.inf).triu_(1)
         found, first = [], 0
         for prompt, sizes in zip(prompts, groups, strict=True):
             longest = int(sizes.max()) if len(sizes) else 0
             bytes_of_row = 4 * self.n_head * longest * (prompt.stop - (prompt.start or 0) + longest)
             for part in parts(len(sizes), max(1, CACHED_BYTES // max(1, bytes_of_row))):
-                piece = Piece(prompt, first, sizes[part])
+                piece = Piece(prompt, first, sizes[part], later)
                 first = piece.tokens.stop
                 found.append(piece)
         return [piece for piece in found if piece.tokens.stop > piece.tokens.start]
