@@ -55,11 +55,12 @@ def test_tokens_lie_prompts_first_then_rows_by_prompt() -> None:
     [SIZES, torch.full_like(SIZES, 6), torch.ones_like(SIZES), torch.tensor([0, 3, 0, 0, 5, 6])],
     ids=["ragged", "even", "one", "none"],
 )
-@pytest.mark.parametrize("cached", [1, 800, 8 << 20])
+@pytest.mark.parametrize(("cached", "block"), [(1, 96), (800, 96), (8 << 20, 96), (8 << 20, 2), (800, 1)])
 def test_pieces_of_any_size_give_what_pytorchs_kernels_give(
-    sizes: Tensor, cached: int, monkeypatch: pytest.MonkeyPatch
+    sizes: Tensor, cached: int, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_prefix, "CACHED_BYTES", cached)
+    monkeypatch.setattr(shared_prefix, "BLOCK", block)
     rows = prefix(sizes)
     qkv = projections(rows)
     if cached == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -15,6 +16,7 @@ from rookexp.ops import parts
 
 # Attention weights of a CPU that are computed at a time, in float32: the passes over them find them in its cache.
 CACHED_BYTES = 8 << 20
+BLOCK = 96  # tokens of a row that attend at a time there: what none of them sees is not computed
 
 
 class Piece:
@@ -139,10 +141,14 @@ class _Attention(torch.autograd.Function):
         out = qkv.new_empty(len(qkv), n_head, qkv.shape[1] // 3 // n_head)
         with torch.autocast("cpu", enabled=False):
             for piece in pieces:
-                of = _Heads(qkv, piece, n_head)
-                on_prompt, on_own = of.split(of.weights(piece.later))
-                values = of.together(torch.bmm(on_own, of.v))
-                out[piece.tokens] = piece.flat(values.baddbmm_(of.together(on_prompt), of.prompt_v))
+                whole = _Heads.of(qkv, piece, n_head)
+                values = torch.empty_like(whole.q)
+                for block in parts(values.shape[1], BLOCK):
+                    of = whole.seen_by(block)
+                    on_prompt, on_own = of.split(of.weights(piece.later[block, : block.stop]))
+                    found = of.together(torch.bmm(on_own, of.v)).baddbmm_(of.together(on_prompt), of.prompt_v)
+                    values[:, block] = of.apart(found)
+                out[piece.tokens] = piece.flat(whole.together(values))
         return out.flatten(1)
 
     @staticmethod
@@ -152,43 +158,61 @@ class _Attention(torch.autograd.Function):
         out = torch.empty(len(qkv), 3, n_head, qkv.shape[1] // 3 // n_head, dtype=exact)
         with torch.autocast("cpu", enabled=False):
             for piece in ctx.pieces:
-                of = _Heads(qkv, piece, n_head)
-                weights = of.weights(piece.later)
-                (dout,) = _heads(piece.padded(grad), 1, n_head)
-                dweights = torch.cat(
-                    (of.apart(torch.bmm(of.together(dout), of.prompt_v.mT)), torch.bmm(dout, of.v.mT)), -1
-                )
-                dscores = torch._softmax_backward_data(dweights, weights, -1, exact)
-                (on_prompt, on_own), (dprompt, down) = of.split(weights), of.split(dscores)
-                dq = of.together(torch.bmm(down, of.k)).baddbmm_(of.together(dprompt), of.prompt_k)
-                dk, dv = torch.bmm(down.mT, of.q), torch.bmm(on_own.mT, dout)
-                for i, x in enumerate((dq.mul_(of.scale), of.together(dk), of.together(dv))):
-                    out[piece.tokens, i] = piece.flat(x)
-                dprompt_k = torch.bmm(of.together(dprompt).mT, of.together(of.q))
-                dprompt_v = torch.bmm(of.together(on_prompt).mT, of.together(dout))
-                out[piece.prompt, 1:] += torch.stack((dprompt_k, dprompt_v)).permute(2, 0, 1, 3)
+                whole = _Heads.of(qkv, piece, n_head)
+                (dvalues,) = _heads(piece.padded(grad), 1, n_head)
+                dq, dk, dv = torch.empty_like(whole.q), torch.zeros_like(whole.k), torch.zeros_like(whole.v)
+                for block in parts(dq.shape[1], BLOCK):
+                    of, dout = whole.seen_by(block), dvalues[:, block]
+                    weights = of.weights(piece.later[block, : block.stop])
+                    dprompt = of.apart(torch.bmm(of.together(dout), of.prompt_v.mT))
+                    dweights = torch.cat((dprompt, torch.bmm(dout, of.v.mT)), -1)
+                    dscores = torch._softmax_backward_data(dweights, weights, -1, exact)
+                    (on_prompt, on_own), (dprompt, down) = of.split(weights), of.split(dscores)
+                    found = of.together(torch.bmm(down, of.k)).baddbmm_(of.together(dprompt), of.prompt_k)
+                    dq[:, block] = of.apart(found.mul_(of.scale))
+                    dk[:, : block.stop] += torch.bmm(down.mT, of.q)
+                    dv[:, : block.stop] += torch.bmm(on_own.mT, dout)
+                    dprompt_k = torch.bmm(of.together(dprompt).mT, of.together(of.q))
+                    dprompt_v = torch.bmm(of.together(on_prompt).mT, of.together(dout))
+                    out[piece.prompt, 1:] += torch.stack((dprompt_k, dprompt_v)).permute(2, 0, 1, 3)
+                for i, x in enumerate((dq, dk, dv)):
+                    out[piece.tokens, i] = piece.flat(whole.together(x))
         return out.flatten(1).to(qkv.dtype), None, None
 
 
+@dataclass(frozen=True, slots=True)
 class _Heads:
     """What the heads make of a piece: q, k and v (H N, C, W) of its rows, keys and values (H, S, W) of their prompt."""
 
-    def __init__(self, qkv: Float[Tensor, "t k"], piece: Piece, n_head: int) -> None:
-        self.n_head = n_head
-        self.q, self.k, self.v = _heads(piece.padded(qkv), 3, n_head)
-        self.prompt_k, self.prompt_v = _heads(qkv[None, piece.prompt, qkv.shape[1] // 3 :], 2, n_head)
-        self.scale = self.q.shape[2] ** -0.5
-        self.q *= self.scale
+    q: Float[Tensor, "hn b w"]  # divided by the root of W
+    k: Float[Tensor, "hn c w"]
+    v: Float[Tensor, "hn c w"]
+    prompt_k: Float[Tensor, "h s w"]
+    prompt_v: Float[Tensor, "h s w"]
+    n_head: int
+    scale: float
 
-    def weights(self, later: Float[Tensor, "c c"]) -> Float[Tensor, "hn c sc"]:
+    @classmethod
+    def of(cls, qkv: Float[Tensor, "t k"], piece: Piece, n_head: int) -> _Heads:
+        """All of a piece's."""
+        q, k, v = _heads(piece.padded(qkv), 3, n_head)
+        prompt_k, prompt_v = _heads(qkv[None, piece.prompt, qkv.shape[1] // 3 :], 2, n_head)
+        scale = q.shape[2] ** -0.5
+        return cls(q.mul_(scale), k, v, prompt_k, prompt_v, n_head, scale)
+
+    def seen_by(self, block: slice) -> _Heads:
+        """The queries of some tokens of each row, and the keys and values that they may see."""
+        return replace(self, q=self.q[:, block], k=self.k[:, : block.stop], v=self.v[:, : block.stop])
+
+    def weights(self, later: Float[Tensor, "b c"]) -> Float[Tensor, "hn b sc"]:
         """How much of each token of the prompt, then of the row, each token takes; of `later` ones nothing."""
         on_prompt = self.apart(torch.bmm(self.together(self.q), self.prompt_k.mT))
         on_own = torch.baddbmm(later.to(self.q.dtype), self.q, self.k.mT)
         return torch.cat((on_prompt, on_own), -1).softmax(-1)
 
-    def split(self, weights: Float[Tensor, "hn c sc"]) -> tuple[Tensor, Tensor]:
+    def split(self, weights: Float[Tensor, "hn b sc"]) -> tuple[Tensor, Tensor]:
         """Those of the prompt's tokens, and those of the row's."""
-        on_prompt, on_own = weights.split((self.prompt_k.shape[1], self.q.shape[1]), -1)
+        on_prompt, on_own = weights.split((self.prompt_k.shape[1], self.k.shape[1]), -1)
         return on_prompt, on_own
 
     def together(self, x: Float[Tensor, "hn c k"]) -> Float[Tensor, "h nc k"]:
