@@ -120,7 +120,7 @@ class SharedPrefix:
         found, first = [], 0
         for prompt, sizes in zip(prompts, groups, strict=True):
             longest = int(sizes.max()) if len(sizes) else 0
-            bytes_of_row = 4 * self.n_head * longest * (prompt.stop - (prompt.start or 0) + longest)
+            bytes_of_row = 4 * self.n_head * min(longest, BLOCK) * (prompt.stop - (prompt.start or 0) + longest)
             for part in parts(len(sizes), max(1, CACHED_BYTES // max(1, bytes_of_row))):
                 piece = Piece(prompt, first, sizes[part], later)
                 first = piece.tokens.stop
