@@ -36,7 +36,7 @@ def draw_curve(steps: Mapping[int, Mapping[int, Answers]], path: Path) -> None:
             if len(steps) > 1:
                 axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
         axis.set_title(f"{side} to move", fontsize=10, loc="left")
-        axis.set_xlabel("step (updates done)")
+        axis.set_xlabel("steps done")
         axis.grid(alpha=0.25, linewidth=0.6)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("% of held-out positions")

@@ -86,7 +86,7 @@ def draw(path: Path) -> None:
             axis.margins(x=0.01)
             axis.set_title(label, fontsize=10, loc="left")
             if row == len(PANELS) - 1:
-                axis.set_xlabel("step (updates done)")
+                axis.set_xlabel("steps done")
         axes[0, column].legend(title=family, fontsize=8, title_fontsize=8, frameon=False, loc="lower right")
     figure.suptitle(f"rook_nano, {len(SEEDS)} seeds each: mean (line) and all seeds (band)", fontsize=12)
     figure.savefig(path)

@@ -60,8 +60,9 @@ class GroupMean(Baseline):
 class Process(GroupMean):
     """Process supervision: a token's advantage is that of the stages it answers for, each compared with the group's.
 
-    A stage's (r_k - mean r_k) is divided as `GroupMean` divides the whole reward's, so that the stages of a row add up
-    to its outcome advantage, and with one stage it is that. The mean is over the rows that have the stage. A token
+    A stage's (r_k - mean r_k) is divided as `GroupMean` divides the whole reward's, so that, where all rows have all
+    stages, those of a row add up to its outcome advantage, and with one stage it is that. The mean is over the rows
+    that have the stage. Rows of one whole reward may differ in their stages, and then `std_floor` divides. A token
     answers for its `own` stage, or for those `to_go`, its own and all that follow. The first is biased, for a list
     that leads to a bad choice is not blamed for it, and has less noise: a choice says nothing of the list before it.
     Source: Shao et al. 2024 (arXiv 2402.03300), section 4.1.3, which is `to_go` with one mean and sd over all stages.
@@ -75,7 +76,7 @@ class Process(GroupMean):
         *,
         std: Literal["none", "sample", "population", "batch"],
         std_eps: Annotated[float, Ge(0)],
-        std_floor: Annotated[float, Ge(0)],
+        std_floor: Annotated[float, Gt(0)],
         credit: Literal["own", "to_go"],
     ) -> None:
         super().__init__(std=std, std_eps=std_eps, std_floor=std_floor)

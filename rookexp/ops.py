@@ -102,6 +102,7 @@ class _TokenStats(torch.autograd.Function):
         z = y = None
         with torch.autocast(device, enabled=False):  # which would compute dot products in its own dtype, these, too
             for rows in parts(len(hidden), chunk):
+                z = y = None  # freed before others are there
                 z = _logits(hidden[rows], weight)  # (C, V)
                 y = None if divergence is None else _logits(ref_hidden[rows], ref_weight)
                 for few, of in _cached(rows, z):

@@ -114,7 +114,7 @@ def plot(rows: Rows, path: Path, *, title: str) -> None:
         cell = grid[0, :] if wide and i == 0 else grid[(i + wide) // 2, (i + wide) % 2]
         axes = figure.add_subplot(cell)
         draw(axes, rows)
-        axes.set_xlabel("step (updates done)")
+        axes.set_xlabel("steps done")
         axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
         axes.grid(alpha=0.25, linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)

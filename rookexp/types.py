@@ -102,6 +102,15 @@ class Scores:
         if self.stages is not None:
             _refuse_other_sums(self.rewards, self.stages)
 
+    def dead(self, group_size: int, *, by_stage: bool) -> Bool[Tensor, " p"]:
+        """The groups in which nothing is to be compared: all earn the same, `by_stage` in each stage, if there are any.
+
+        Two completions may earn the same in all and not in each part.
+        """
+        stages = self.stages.rewards if by_stage and self.stages is not None else self.rewards[:, None]
+        groups = stages.unflatten(0, (-1, group_size))  # (P, G, K)
+        return (groups.amax(1) == groups.amin(1)).all(1)
+
 
 @runtime_checkable
 class Reward(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from tiny import EOT, LETTERS, LONGEST, PROMPTS, Ask, InTwo, Letters, Vowels, gr
 from torch import Tensor
 
 from rookexp import aggregation, generate
-from rookexp.baselines import Ema, Process
+from rookexp.baselines import Ema, GroupMean, Process
 from rookexp.errors import ConfigError
 from rookexp.generate import Sampling
 from rookexp.objectives.rollout_metrics import rollout_metrics
@@ -320,6 +320,32 @@ def test_a_baseline_by_stages_needs_a_reward_that_has_some() -> None:
         grpo(policy(), baseline=baseline).collect(0)
 
 
+class FirstOrRest(InTwo):
+    """1 for a vowel at the beginning or for none there: the same in all, in one stage or in the other."""
+
+    def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
+        first = torch.tensor([float(text[:1] in tuple("aeio")) for text in texts])
+        ends = torch.tensor([(1, len(text)) for text in texts])
+        return Scores(torch.ones(len(texts)), {}, Stages(ends, torch.stack([first, 1 - first], 1)))
+
+
+@pytest.mark.parametrize("dead_groups", ["dropped", "resampled"])
+def test_equal_rewards_of_unlike_stages_are_alive_where_stages_are_compared(dead_groups: str) -> None:
+    process = Process(std="none", std_eps=0.0, std_floor=0.1, credit="own")
+    mean = GroupMean(std="none", std_eps=0.0, std_floor=0.0)
+    shares, counts, weights = {}, {}, {}
+    for baseline in (process, mean):
+        objective = pairs(reward=FirstOrRest(), baseline=baseline, dead_groups=dead_groups, max_resamples=2)
+        experience, metrics = objective.collect(0)
+        shares[baseline], counts[baseline] = metrics["frac_reward_zero_std"], metrics["completions/sampled"]
+        weights[baseline] = experience.weights
+        assert bool(experience.advantages.any()) is (baseline is process)
+    assert shares[process] < shares[mean] == 1
+    assert weights[process].any()
+    assert not weights[mean].any()
+    assert counts[mean] == (8 if dead_groups == "dropped" else 24) >= counts[process]
+
+
 # ---- groups that are asked again ------------------------------------------------------------------------------------
 
 
@@ -443,12 +469,17 @@ def test_asking_again_is_reproducible() -> None:
 # ---- metrics --------------------------------------------------------------------------------------------------------
 
 
+def metrics_of(rollouts: Rollouts, rewards: Tensor, parts: Mapping[str, Tensor] = {}) -> dict[str, float]:
+    scores = Scores(rewards.flatten(), parts)
+    return rollout_metrics(rollouts, scores, scores.dead(rewards.shape[1], by_stage=True))
+
+
 def test_metrics_of_the_rollouts() -> None:
     texts = ("a", "a", "b", "", "c", "d", "e", "f", "g", "g", "g", "g")
     rollouts = replace(sampled(), texts=texts)
     rewards = torch.tensor([[1.0, 1, 1, 1], [0, 1, 0, 1], [0, 0, 0, 0]])
     parts = {"white": torch.tensor([1.0, math.nan, 0.0, 0.5] + [math.nan] * 8)}
-    metrics = rollout_metrics(rollouts, Scores(rewards.flatten(), parts), rewards)
+    metrics = metrics_of(rollouts, rewards, parts)
     assert metrics == pytest.approx(
         {
             "reward/mean": 0.5,
@@ -465,11 +496,11 @@ def test_metrics_of_the_rollouts() -> None:
     )
     most, none = [[1.0] * 4, [1] * 4, [0] * 4], [[0.0] * 4, [0.5] * 4, [0, 0, 0, 1]]
     for rewards, best, worst in ((torch.tensor(most), 2 / 3, 1 / 3), (torch.tensor(none), 0, 1 / 3)):
-        metrics = rollout_metrics(rollouts, Scores(rewards.flatten(), {}), rewards)
+        metrics = metrics_of(rollouts, rewards)
         assert metrics["frac_groups_all_best"] == pytest.approx(best)
         assert metrics["frac_groups_all_worst"] == pytest.approx(worst)
     equal = torch.full((3, 4), 0.3)
-    metrics = rollout_metrics(rollouts, Scores(equal.flatten(), {}), equal)
+    metrics = metrics_of(rollouts, equal)
     assert metrics["frac_reward_zero_std"] == 1
     assert metrics["frac_groups_all_best"] == metrics["frac_groups_all_worst"] == 0  # none is better than another
 
@@ -481,12 +512,10 @@ def test_a_lone_completions_rewards_do_not_vary() -> None:
 
 def test_each_tasks_reward_is_told_where_there_are_several() -> None:
     rollouts = sampled()
-    assert not [
-        name for name in rollout_metrics(rollouts, Scores(torch.zeros(12), {}), torch.zeros(3, 4)) if "_P" in name
-    ]
+    assert not [name for name in metrics_of(rollouts, torch.zeros(3, 4)) if "_P" in name]
     prompts = tuple(replace(prompt, task=task) for prompt, task in zip(rollouts.prompts, "PAP", strict=True))
     rewards = torch.arange(12.0).view(3, 4) ** 2
-    metrics = rollout_metrics(replace(rollouts, prompts=prompts), Scores(rewards.flatten(), {}), rewards)
+    metrics = metrics_of(replace(rollouts, prompts=prompts), rewards)
     assert metrics["reward/mean_P"] == pytest.approx((14 + 366) / 8)
     assert metrics["reward/mean_A"] == pytest.approx(126 / 4)
     assert len(PROMPTS) == len(prompts)

@@ -19,7 +19,7 @@ SIZES = torch.tensor([6, 1, 4, 3, 2, 6])
 
 def prefix(sizes: Tensor = SIZES) -> SharedPrefix:
     tokens = torch.arange(100, 100 + 4 * 7).view(4, 7), torch.arange(6 * 6).view(6, 6)
-    return SharedPrefix(tokens[0], LENGTHS, OWNER, tokens[1], sizes, HEADS)
+    return SharedPrefix(tokens[0], LENGTHS, OWNER, tokens[1][:, : int(sizes.max())], sizes, HEADS)
 
 
 def projections(rows: SharedPrefix, dtype: torch.dtype = torch.double) -> Tensor:
@@ -74,7 +74,7 @@ def test_pieces_of_any_size_give_what_pytorchs_kernels_give(
 def test_a_piece_holds_no_more_weights_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_prefix, "CACHED_BYTES", 4 * HEADS * 2 * 5 * 12)
     shapes = [piece.shape for piece in prefix().pieces]
-    assert shapes == [(2, 5), (2, 7), (2, 1), (1, 2), (1, 5), (2, 5)]  # prompts, then rows
+    assert shapes == [(2, 5), (2, 7), (1, 1), (1, 2), (1, 5), (2, 5)]  # prompts, then rows
 
 
 def test_products_of_bf16_attend_in_fp32_and_keep_nothing_but_themselves() -> None:

@@ -93,10 +93,10 @@ class SharedPrefix:
         """`attend` by PyTorch's kernels: rows padded, with their prompts' keys and values before their own."""
         p, s, n, c = self.shape
         padded = qkv.new_zeros(p * s + n * c, qkv.shape[1]).index_copy(0, self.at, qkv)
-        of_prompts, of_rows = padded.split((p * s, n * c))
-        q, k, v = of_prompts.view(p, s, 3, self.n_head, -1).permute(2, 0, 3, 1, 4)
+        of_prompts, of_rows = padded.unflatten(1, (3, self.n_head, -1)).split((p * s, n * c))
+        q, k, v = of_prompts.unflatten(0, (p, s)).permute(2, 0, 3, 1, 4)
         on_prompts = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        q, own_k, own_v = of_rows.view(n, c, 3, self.n_head, -1).permute(2, 0, 3, 1, 4)
+        q, own_k, own_v = of_rows.unflatten(0, (n, c)).permute(2, 0, 3, 1, 4)
         # index_select, because its backward adds rows in parallel, and that of k[owner] one by one.
         k, v = (torch.cat((x.index_select(0, self.owner), own), 2) for x, own in ((k, own_k), (v, own_v)))
         on_rows = F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask)
@@ -114,18 +114,17 @@ class SharedPrefix:
     def pieces(self) -> list[Piece]:
         """All tokens, so many rows at a time as their weights fit into CACHED_BYTES, but one at least."""
         ends = [0, *accumulate(self.lengths.tolist())]
-        prompts = [slice(0), *map(slice, ends, ends[1:])]
-        groups = [self.lengths, *self.sizes.split(self.owner.bincount(minlength=len(self.lengths)).tolist())]
-        later = torch.full((max(self.shape[1::2]),) * 2, -torch.inf).triu_(1)
-        found, first = [], 0
-        for prompt, sizes in zip(prompts, groups, strict=True):
-            longest = int(sizes.max()) if len(sizes) else 0
-            bytes_of_row = 4 * self.n_head * min(longest, BLOCK) * (prompt.stop - (prompt.start or 0) + longest)
-            for part in parts(len(sizes), max(1, CACHED_BYTES // max(1, bytes_of_row))):
-                piece = Piece(prompt, first, sizes[part], later)
-                first = piece.tokens.stop
-                found.append(piece)
-        return [piece for piece in found if piece.tokens.stop > piece.tokens.start]
+        prompts = [slice(0, 0), *map(slice, ends, ends[1:])]
+        rows = self.sizes.split(self.owner.bincount(minlength=len(self.lengths)).tolist())
+        _, s, _, c = self.shape
+        later = torch.full((max(s, c), max(s, c)), -torch.inf).triu_(1)
+        found: list[Piece] = []
+        for prompt, sizes in zip(prompts, (x[x > 0] for x in (self.lengths, *rows)), strict=True):
+            longest = max(sizes.tolist(), default=1)
+            bytes_of_row = 4 * self.n_head * min(longest, BLOCK) * (prompt.stop - prompt.start + longest)
+            for part in parts(len(sizes), max(1, CACHED_BYTES // bytes_of_row)):
+                found.append(Piece(prompt, found[-1].tokens.stop if found else 0, sizes[part], later))
+        return found
 
 
 class _Attention(torch.autograd.Function):
@@ -152,6 +151,7 @@ class _Attention(torch.autograd.Function):
         return out.flatten(1)
 
     @staticmethod
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Float[Tensor, "t d"]) -> tuple[Tensor, None, None]:
         (qkv,), n_head = ctx.saved_tensors, ctx.n_head
         exact = torch.promote_types(qkv.dtype, torch.float32)
@@ -169,7 +169,7 @@ class _Attention(torch.autograd.Function):
                     dscores = torch._softmax_backward_data(dweights, weights, -1, exact)
                     (on_prompt, on_own), (dprompt, down) = of.split(weights), of.split(dscores)
                     found = of.together(torch.bmm(down, of.k)).baddbmm_(of.together(dprompt), of.prompt_k)
-                    dq[:, block] = of.apart(found.mul_(of.scale))
+                    dq[:, block] = of.apart(found.mul_(dq.shape[2] ** -0.5))
                     dk[:, : block.stop] += torch.bmm(down.mT, of.q)
                     dv[:, : block.stop] += torch.bmm(on_own.mT, dout)
                     dprompt_k = torch.bmm(of.together(dprompt).mT, of.together(of.q))
@@ -190,15 +190,13 @@ class _Heads:
     prompt_k: Float[Tensor, "h s w"]
     prompt_v: Float[Tensor, "h s w"]
     n_head: int
-    scale: float
 
     @classmethod
     def of(cls, qkv: Float[Tensor, "t k"], piece: Piece, n_head: int) -> _Heads:
         """All of a piece's."""
         q, k, v = _heads(piece.padded(qkv), 3, n_head)
         prompt_k, prompt_v = _heads(qkv[None, piece.prompt, qkv.shape[1] // 3 :], 2, n_head)
-        scale = q.shape[2] ** -0.5
-        return cls(q.mul_(scale), k, v, prompt_k, prompt_v, n_head, scale)
+        return cls(q.mul_(q.shape[2] ** -0.5), k, v, prompt_k, prompt_v, n_head)
 
     def seen_by(self, block: slice) -> _Heads:
         """The queries of some tokens of each row, and the keys and values that they may see."""

@@ -95,6 +95,7 @@ class GRPO:
             own_sampling=own_sampling,
             group_size=group_size,
             resamples=max_resamples if dead_groups == "resampled" else 0,
+            by_stage=baseline.by_stage,
             overlong_buffer=overlong_buffer,
             seed=seed,
             autocast=autocast,
@@ -151,14 +152,15 @@ class GRPO:
     def collect(self, step: int) -> tuple[Experience, dict[str, float]]:
         """Samples, scores and compares the step's completions."""
         rollouts, scores, sampled = self.source.collect(step)
-        rewards = scores.rewards.view(len(rollouts.prompts), self.group_size)  # (P, G)
-        self.rows = rewards.numel()
-        metrics = rollout_metrics(rollouts, scores, rewards) | {"completions/sampled": float(sampled)}
+        self.rows = len(rollouts.texts)
+        dead = self.source.dead(scores)
+        metrics = rollout_metrics(rollouts, scores, dead) | {"completions/sampled": float(sampled)}
         if isinstance(self.source.reward, LongReward):
             metrics |= self.source.reward.metrics()
         device = rollouts.mask.device
         mask = shaping.masked_truncated(rollouts.mask, rollouts.truncated) if self.mask_truncated else rollouts.mask
-        kept = self._kept(rewards.to(device))
+        # The rows that count: all, or those of living groups, the others being as if they had never been sampled.
+        kept = (~dead.to(device) | (self.dead_groups == "kept")).repeat_interleave(self.group_size)
         zeros = torch.zeros_like(rollouts.logprobs)
         weights = zeros.clone()
         if kept.any():
@@ -192,11 +194,6 @@ class GRPO:
             metrics["value/explained_variance"] = float(explained)
             experience = replace(experience, values=seen["values"], returns=found.returns)
         return experience, metrics
-
-    def _kept(self, rewards: Float[Tensor, "p g"]) -> Bool[Tensor, " n"]:
-        """The rows that count: all, or those of living groups, the others being as if they had never been sampled."""
-        alive = (rewards.amax(1) > rewards.amin(1)) | (self.dead_groups == "kept")
-        return alive.repeat_interleave(self.group_size)
 
     def _advantages(
         self,

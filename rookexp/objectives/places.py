@@ -33,19 +33,18 @@ def completions_of(rows: Experience, at: Int[Tensor, " m"]) -> Places:
     """The tokens that the positions `at` of the flattened (N, T - 1) rows predict, their prompts taken apart."""
     n, width = rows.tokens.shape
     numbers, owner = rows.prompt.unique(return_inverse=True)
-    first = torch.zeros_like(numbers).scatter_(
-        0, owner, torch.arange(n, device=owner.device)
-    )  # some row of each prompt
-    shortest, longest = torch.stack([rows.prompt_lengths.min(), rows.prompt_lengths.max()]).tolist()
-    columns = rows.prompt_lengths[:, None] + torch.arange(width - shortest, device=owner.device)  # (N, C)
+    first = torch.zeros_like(numbers).scatter_(0, owner, torch.arange(n, device=owner.device))  # a row of each prompt
     row = at // (width - 1)
     column = at % (width - 1) + 1 - rows.prompt_lengths[row]
+    sizes = torch.zeros_like(owner).scatter_reduce(0, row, column + 1, "amax")
+    s, c = torch.stack([rows.prompt_lengths.max(), sizes.max()]).tolist()  # of the longest prompt and completion
+    columns = rows.prompt_lengths[:, None] + torch.arange(c, device=owner.device)  # (N, C)
     return Places(
-        prompts=rows.tokens[first, :longest],
+        prompts=rows.tokens[first, :s],
         lengths=rows.prompt_lengths[first],
         owner=owner,
         completions=rows.tokens.gather(1, columns.clamp(max=width - 1)),
-        sizes=torch.zeros_like(owner).scatter_reduce(0, row, column + 1, "amax"),
+        sizes=sizes,
         row=row,
         column=column,
     )

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rookexp.types import Prompt, Rollouts, Scores
 
 
-def rollout_metrics(rollouts: Rollouts, scores: Scores, rewards: Float[Tensor, "p g"]) -> dict[str, float]:
+def rollout_metrics(rollouts: Rollouts, scores: Scores, dead: Bool[Tensor, " p"]) -> dict[str, float]:
     """What is known before the update; parts are means over the completions to which they apply.
 
     reward/std is over all completions (N - 1), 0 for a lone one. frac_reward_zero_std is the share of dead groups,
-    whose rewards are all equal; frac_groups_all_best and frac_groups_all_worst are the shares of those at the step's
-    highest and at its lowest reward, as far as the two differ. completions/identical_frac is the share of completions
-    that another one of their group repeats; completions/truncated_frac the share without an end-of-text.
+    in which nothing is to be compared; frac_groups_all_best and frac_groups_all_worst are the shares of those at the
+    step's highest and at its lowest reward, as far as the two differ. completions/identical_frac is the share of
+    completions that another one of their group repeats; completions/truncated_frac the share without an end-of-text.
     completions/tokens_per_forward is 1 without lookup. With several tasks reward/mean_<task> is each one's.
     """
-    dead = rewards.amax(1) == rewards.amin(1)  # (P,)
+    rewards = scores.rewards.view(len(dead), -1)  # (P, G)
     highest, lowest = rewards.amax(), rewards.amin()
     varied = highest > lowest
     group_size = rollouts.group_size

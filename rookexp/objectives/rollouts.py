@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from rookexp import generate, ops, shaping
@@ -59,6 +59,7 @@ class RolloutSource:
         own_sampling: Mapping[str, generate.Sampling],
         group_size: int,
         resamples: int,
+        by_stage: bool,
         overlong_buffer: int | None,
         seed: int,
         autocast: Callable[[], AbstractContextManager[None]],
@@ -71,6 +72,7 @@ class RolloutSource:
         self.own_sampling = own_sampling  # of the kinds of prompt that have one of their own
         self.group_size = group_size
         self.resamples = resamples  # how often a dead group is asked again
+        self.by_stage = by_stage  # whether the baseline compares stages, so that a group is dead where all are equal
         self.overlong_buffer = overlong_buffer
         self.seed = seed
         self.autocast = autocast
@@ -78,8 +80,8 @@ class RolloutSource:
     def collect(self, step: int) -> tuple[Rollouts, Scores, int]:
         """The step's completions, their scores, and how many were sampled for them.
 
-        The prompts of dead groups, whose rewards are all equal, are asked again with other draws, at most `resamples`
-        times; what is dead then stays.
+        The prompts of dead groups are asked again with other draws, at most `resamples` times; what is dead then
+        stays.
         Raises: ConfigError when the reward does not apply to a completion.
         """
         prompts = self.task.select(step)
@@ -89,14 +91,17 @@ class RolloutSource:
         scores = self.score(rollouts)
         sampled = len(rollouts.texts)
         for attempt in range(1, self.resamples + 1):
-            rewards = scores.rewards.view(len(rollouts.prompts), self.group_size)
-            dead = (rewards.amax(1) == rewards.amin(1)).nonzero()[:, 0].tolist()
+            dead = self.dead(scores).nonzero()[:, 0].tolist()
             if not dead:
                 break
             again = self.sample(step, [rollouts.prompts[p] for p in dead], attempt)
             rollouts, scores = with_groups(rollouts, scores, dead, again, self.score(again), self.tokenizer.eot_id)
             sampled += len(again.texts)
         return rollouts, scores, sampled
+
+    def dead(self, scores: Scores) -> Bool[Tensor, " p"]:
+        """The groups that teach a baseline that compares nothing."""
+        return scores.dead(self.group_size, by_stage=self.by_stage)
 
     def sample(self, step: int, prompts: Sequence[Prompt], attempt: int = 0) -> Rollouts:
         """A group of completions for each prompt; every row has a seed of its own, whatever is sampled beside it.
