@@ -19,9 +19,9 @@ BeforeAfter = tuple[Mapping[int, Sequence[Row]], Mapping[int, Sequence[Row]]]  #
 # Under every table.
 READING = """\
 Rates in percent, changes in points. Before: Wilson's 95 % interval over the n items; after and change over seeds:
-Student's t over the runs; change over items: bootstrap, with each item's mean over the runs. The last word is that of
-`python -m rookexp.compare`: "higher" and "lower" hold at the level 0.05 / (rows of the table), with a question mark
-at 0.05 alone; "within noise" is not "equal".
+Student's t over the runs, cut at 0 and 100 %; change over items: bootstrap, with each item's mean over the runs. The
+last word is that of `python -m rookexp.compare`: "higher" and "lower" hold at the level 0.05 / (rows of the table),
+with a question mark at 0.05 alone; "within noise" is not "equal".
 """
 
 
@@ -53,8 +53,9 @@ class Rate:
         return over(items)
 
     def end(self) -> Interval:
-        """After: Student's t interval over seeds."""
-        return statistics.mean(list(self.means()[1].values()))
+        """After: Student's t interval over seeds, within what a rate can be."""
+        found = statistics.mean(list(self.means()[1].values()))
+        return Interval(found.value, max(found.low, 0.0), min(found.high, 1.0))
 
     def change(self, *, comparisons: int = 1) -> Difference:
         """After minus before over seeds, and the word for it."""

@@ -114,7 +114,7 @@ def test_black_repair_says_what_the_runs_recorded(flagships: ModuleType, three: 
     assert "somebody" not in page
     assert str(tmp_path) not in page
     lines = {line.split(" | ")[0].strip("| "): line for line in page.splitlines() if line.startswith("| ")}
-    assert "| 10 | 0.0 % [0.0, 27.8] | 86.7 % [72.3, 101.0] |" in lines["Black: B is the engine's best"]
+    assert "| 10 | 0.0 % [0.0, 27.8] | 86.7 % [72.3, 100.0] |" in lines["Black: B is the engine's best"]
     assert lines["Black: B is the engine's best"].endswith("| higher |")
     assert lines["White: B is the engine's best"].endswith("| +0.0 [+0.0, +0.0] | +0.0 | identical |")
     assert lines["first moves, A: answer exact"].split(" | ")[1:4] == [
