@@ -1,4 +1,4 @@
-"""Files of annotated positions for the flagships, taken from a corpus: what is asked, and what is trained on."""
+"""Files for the flagships: annotated positions of a corpus, asked and trained on, and the second plies of games."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from rookexp import boards, chess_text, documents
+import chess
+
+from rookexp import a_documents, boards, chess_text, documents
 from rookexp.errors import DataError
 from rookexp.files import write_atomic
 from rookexp.tasks.positions import position_key, split_of
@@ -64,3 +66,14 @@ def others(corpus: Path, held_out_file: Path, path: Path) -> int:
     random.Random(0).shuffle(left)
     write_atomic(path, "".join(left[:OTHERS]))
     return len(left[:OTHERS])
+
+
+def replies(path: Path) -> int:
+    """Writes the A documents of all replies to all first moves, in the order of their names; how many (400)."""
+    found = []
+    for first in sorted(chess_text.legal_ucis(chess.Board())):
+        board = chess.Board()
+        board.push_uci(first)
+        found += [a_documents.a_document(board, chess.Move.from_uci(r)) for r in sorted(chess_text.legal_ucis(board))]
+    write_atomic(path, "".join(text + "\n" for text in found))
+    return len(found)

@@ -6,7 +6,8 @@ recipe with different seeds; a folder of runs will do. The models before and aft
 
 `python docs/flagships.py held_out FILE` writes the positions for `eval.positions.P`: those of one corpus or several
 (`--corpus`) that neither the pretraining nor black_repair has seen. `python docs/flagships.py others FILE HELD_OUT`
-then writes 20 000 other ones, for `task.tasks.P.positions`.
+then writes 20 000 other ones, for `task.tasks.P.positions`. `python docs/flagships.py replies FILE` writes all second
+plies of games, for `--documents` of a_openings.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ sys.path[:0] = [str(ROOT), str(DOCS)]  # a checkout without an install will do
 
 from before_after import READING, BeforeAfter, Claim, Rate, Row, judged, percent, table, verdict  # noqa: E402
 from flagship_drawings import draw_curve, sheet  # noqa: E402
-from flagship_positions import SIDES, held_out, others  # noqa: E402
+from flagship_positions import SIDES, held_out, others, replies  # noqa: E402
 from flagship_rates import NAMES, a_rates, exact, greedy, p_rates  # noqa: E402
 
 from rookexp import boards, model_card, runs, statistics  # noqa: E402
@@ -66,7 +67,7 @@ def read(recipe: str, folders: Sequence[Path]) -> dict[int, runs.Run]:
     return dict(sorted(by_seed.items()))
 
 
-def head(recipe: str, by_seed: Mapping[int, runs.Run]) -> str:
+def head(recipe: str, by_seed: Mapping[int, runs.Run], texts: Sequence[Path]) -> str:
     """Title, claim, commands, and what was run."""
     text = (ROOT / "conf" / "experiment" / f"{recipe}.yaml").read_text(encoding="utf-8")
     said = re.search(r"^# Claim: (.*)$", text, re.MULTILINE)
@@ -75,6 +76,7 @@ def head(recipe: str, by_seed: Mapping[int, runs.Run]) -> str:
     typed = [word for word in first.overrides if not re.match(r"[+~]*(hydra|track|seed)\b", word)]
     words = " ".join(shlex.quote(str(model_card.portable(word))) for word in typed)
     seeds = " ".join(map(str, by_seed))
+    asked = " ".join(shlex.quote(str(model_card.portable(str(text)))) for text in texts)
     return f"""\
 # {recipe}
 
@@ -84,7 +86,7 @@ Made by `docs/flagships.py` from the runs' own records: do not edit. The recipe:
 
 ```bash
 for SEED in {seeds}; do python -m rookexp.train {words} seed=$SEED; done
-python docs/flagships.py {recipe} outputs/{recipe}
+python docs/flagships.py {recipe} outputs/{recipe} --documents {asked}
 ```
 
 {len(by_seed)} runs of {first.rows[-1]["step"]} steps, seeds {", ".join(map(str, by_seed))}, from \
@@ -199,7 +201,7 @@ def black_repair(by_seed: Mapping[int, runs.Run], out: Path, texts: Sequence[Pat
     write_atomic(out / "black_repair.svg", sheet(before, after))
     asked = next(iter(by_seed.values())).config["eval"]["positions"]["P"]
     page = f"""\
-{head("black_repair", by_seed)}
+{head("black_repair", by_seed, texts)}
 {verdict(list(repair_claims(p, a)))}
 
 B is the move after `B:`, argmax E the listed move with the highest evaluation. The positions are those of
@@ -250,11 +252,12 @@ def a_openings(by_seed: Mapping[int, runs.Run], out: Path, texts: Sequence[Path]
     answers = a_answers(by_seed, texts, limit)
     rates = list(a_rates(answers))
     page = f"""\
-{head("a_openings", by_seed)}
+{head("a_openings", by_seed, texts)}
 {verdict(list(openings_claims(rates)))}
 
 A next state is exact where all six fields of its FEN are; an answer, where reward and flags are right, too. Plies
-count from the start of the game.
+count from the start of the game. `python docs/flagships.py replies FILE` writes the second plies, all 400; other moves
+by class come from `python -m rookexp.data transitions.rows=1 transitions.eval_rows=1000 seed=7 folder=FOLDER`.
 
 {table(rates)}
 
@@ -281,13 +284,13 @@ def main(argv: Sequence[str]) -> None:
         door.add_argument("--documents", metavar="FILE", nargs="+", type=Path, default=[corpus / "test.txt"])
         door.add_argument("--limit", type=int, default=LIMIT, help="documents of each task (default: %(default)s)")
         door.add_argument("--out", type=Path, default=DOCS)
-    for what in ("held_out", "others"):
+    for what in ("held_out", "others", "replies"):
         door = doors.add_parser(what)
         door.add_argument("file", metavar="FILE", type=Path)
         if what == "others":
             door.add_argument("held_out", metavar="HELD_OUT", type=Path)
             door.add_argument("--corpus", type=Path, default=corpus)
-        else:
+        elif what == "held_out":
             door.add_argument("--corpus", nargs="+", type=Path, default=[corpus], help="one or more")
     asked = parser.parse_args(argv)
     try:
@@ -295,6 +298,8 @@ def main(argv: Sequence[str]) -> None:
             print(held_out(asked.corpus, asked.file))
         elif asked.what == "others":
             print(others(asked.corpus, asked.held_out, asked.file))
+        elif asked.what == "replies":
+            print(replies(asked.file))
         else:
             asked.out.mkdir(parents=True, exist_ok=True)
             pages[asked.what](read(asked.what, asked.runs), asked.out, asked.documents, asked.limit)

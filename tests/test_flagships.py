@@ -266,3 +266,12 @@ def test_other_positions_are_drawn_from_the_rest_of_the_corpus(flagships: Module
     assert path.read_text(encoding="utf-8").splitlines(keepends=True) == found
     with pytest.raises(DataError, match="no other annotated positions; make them with"):
         flagships.others(tmp_path / "none", held, path)
+
+
+def test_the_replies_are_all_second_plies(flagships: ModuleType, tmp_path: Path) -> None:
+    flagships.main(["replies", str(tmp_path / "replies.txt")])
+    lines = (tmp_path / "replies.txt").read_text(encoding="utf-8").splitlines()
+    assert len(set(lines)) == len(lines) == 400
+    after = "rnbqkbnr/ppppppp1/7p/8/7P/8/PPPPPPP1/RNBQKBNR w KQkq - 0 2"
+    assert lines[-1] == f"A: rnbqkbnr/pppppppp/8/8/7P/8/PPPPPPP1/RNBQKBNR b KQkq - 0 1+h7h6+h2h4 h7h6+{after}+0.001+0+0"
+    assert all(line.split("+")[3].endswith(" 2") for line in lines)
