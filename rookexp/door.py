@@ -28,13 +28,15 @@ SWEEPS = ("sweep=", "hydra/sweeper=")  # what makes -m one of our sweeps
 FULL_ERROR = "HYDRA_FULL_ERROR"  # Hydra's own variable: 1 shows tracebacks
 
 Task = Callable[[dict[str, Any], Path], Any]
+Check = Callable[[dict[str, Any]], Any]
 
 
-def enter(task: Task, config_name: str) -> None:
+def enter(task: Task, config_name: str, check: Check | None = None) -> None:
     """Composes conf/<config_name>.yaml with the command line and calls `task(config, run_dir)`; exits on an error.
 
-    `config` is plain and resolved. Exit status: 2 for what was typed or is missing, 1 for a run that failed, 128 and a
-    signal's number for one that the signal ended. With HYDRA_FULL_ERROR=1 every error is a traceback.
+    `config` is plain and resolved. `check` raises for one that no job of a sweep can have, before the sweep runs any.
+    Exit status: 2 for what was typed or is missing, 1 for a run that failed, 128 and a signal's number for one that the
+    signal ended. With HYDRA_FULL_ERROR=1 every error is a traceback.
     """
     environment.print_any_text()
     wants_traceback = os.environ.get(FULL_ERROR) == "1"
@@ -61,6 +63,7 @@ def enter(task: Task, config_name: str) -> None:
             print(f"error: {which}{told[0]}", file=sys.stderr)  # raised here it would have a second line by Hydra
             failed.append(told[1])
 
+    job.check = check  # type: ignore[attr-defined]  # which the sweeper finds there
     try:
         through_hydra(job, config_name)
         for folder in sweeps:

@@ -13,7 +13,18 @@ from rookexp.run_info import TRIAL
 
 def main() -> None:
     """The door: composes the config, then trains."""
-    door.enter(train, "config")
+    door.enter(train, "config", check)
+
+
+def check(config: dict[str, Any]) -> None:
+    """Raises: ConfigError for a config that no job of a sweep can have, before anything is built."""
+    from rookexp import build
+    from rookexp.sweep import job
+
+    if build.check_config(config).dry_run:
+        raise ConfigError("dry_run=true: not with a sweep, which trains; look at one point of it, without -m")
+    if config["hardware"].get("grow") == "batch":
+        raise ConfigError(job.GROWS)
 
 
 def train(config: dict[str, Any], run_folder: Path) -> None:

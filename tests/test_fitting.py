@@ -674,7 +674,7 @@ def test_a_sweeps_batches_do_not_grow(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["train", "-m", *words, "hydra.sweep.dir=swept"])
     with pytest.raises(SystemExit) as ended:
-        door.enter(train.train, "config")
+        train.main()
     assert ended.value.code
     assert "hardware.grow=batch: not in a sweep" in capsys.readouterr().err
     assert not list(Path("swept").rglob("metrics.jsonl"))

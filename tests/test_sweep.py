@@ -14,7 +14,7 @@ import pytest
 import sweep_task
 import yaml
 
-from rookexp import door
+from rookexp import door, train
 from rookexp import points as comparison
 from rookexp.errors import RunPruned
 from rookexp.sweep import job
@@ -335,13 +335,131 @@ def test_failures_are_trials_with_a_reason_and_the_sweep_goes_on(sweep: Sweeps) 
     ]
     assert "a mistake" in (sweep.folder / "0" / "error.txt").read_text(encoding="utf-8")
     assert sweep.status == 0
-    assert sweep("grpo.entropy_coef=0.1,0.2,0.3,0,0.01 sweep.max_failure_rate=1") == [], "a failure is a result"
 
 
-def test_a_point_that_makes_no_configuration_fails_alone(sweep: Sweeps) -> None:
-    sweep("kl=fixed,none kl.coef=0.1")
-    assert sweep.column("state") == ["complete", "fail"]
-    assert "coef" in sweep.column("reason")[1]
+def test_the_same_command_tries_what_raised_again(sweep: Sweeps, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = "grpo.entropy_coef=0.1,0.2,0.3,0{} sweep.max_failure_rate=1"
+    sweep(line.format(""))
+    assert started(sweep(line.format(""))) == [0], "what diverges is a result, and so is what logs no number"
+    assert sweep.column("state") == ["fail", "fail", "fail", "complete"]
+    assert "a mistake" in (sweep.folder / "0" / "error.txt").read_text(encoding="utf-8")
+    monkeypatch.setattr(sweep_task, "RAISES", -1.0)
+    assert sweep(line.format(",0.01"))[0] == "0 start 0", "now it is mended"
+    assert sweep.column("state") == ["complete", "fail", "fail", "complete", "complete"]
+    assert sweep.column("folders") == list("01234")
+    assert not (sweep.folder / "0" / "error.txt").exists()
+    assert sweep(line.format(",0.01")) == []
+
+
+def test_a_failed_job_that_was_mended_by_hand_counts(sweep: Sweeps) -> None:
+    line = "grpo.entropy_coef=0.1,0 optim.lr=0.1,0.2 sweep.max_failure_rate=1"
+    sweep(line)
+    assert sweep.column("state") == ["fail", "fail", "complete", "complete"]
+    shutil.rmtree(sweep.folder / "0")
+    shutil.copytree(sweep.folder / "2", sweep.folder / "0")
+    assert started(sweep(line)) == [1]
+    assert sweep.column("state") == ["complete", "fail", "complete", "complete"]
+    assert [float(gain or 0) for gain in sweep.column("gain")] == pytest.approx([0.3, 0, 0.3, 0.6])
+
+
+def test_a_failed_point_may_be_taken_away(sweep: Sweeps) -> None:
+    sweep("grpo.entropy_coef=0.01,0.1,0")
+    assert sweep.column("state") == ["complete", "fail", "complete"]
+    assert started(sweep("grpo.entropy_coef=0.01,0,0.02")) == [3]
+    assert (sweep.status, sweep.error) == (0, "")
+    assert sweep.column("state") == ["complete"] * 3
+    assert sweep.column("folders") == ["0", "2", "3"]
+
+
+def test_a_point_to_try_again_keeps_its_number_when_that_is_interrupted(
+    sweep: Sweeps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = "optim.lr=0.1,0.2{} grpo.entropy_coef=0.1,0 sweep.max_failure_rate=1"
+    sweep(line.format(""))
+    assert sweep.column("state") == ["fail", "complete", "fail", "complete"]
+
+    def stopped(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweep_task, "RAISES", -1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep_task, "train", stopped)
+        sweep(line.format(""))
+    assert sweep.status == 130
+    assert sweep.column("state") == ["running", "complete", "waiting", "complete"]
+    assert started(sweep(line.format(",0.3"))) == [0, 2, 4, 5]
+    assert sweep.column("state") == ["complete"] * 6
+    assert sweep.column("folders") == list("012345")
+
+
+def test_a_value_that_makes_no_configuration_is_refused_before_anything_runs(sweep: Sweeps) -> None:
+    assert sweep("kl=fixed,none kl.coef=0.1,0.2") == []
+    assert sweep.status == 2
+    assert sweep.error.startswith("error: kl.coef=0.1: no such key; allowed in kl")
+    assert not sweep.folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("baseline=group_mean,dr_grpp", "baseline=dr_grpp: allowed: "),
+        ("optim.lr=1e-4,abc baseline=group_mean,none", "optim.lr=abc: allowed: a number > 0"),
+        ("optim.lr=1e-4,2e-4 dry_run=true", "dry_run=true: not with a sweep"),
+        ("optim.lr=1e-4,-1e-4 sweep.n_trials=2", "optim.lr=-0.0001: allowed: a number > 0"),
+    ],
+)
+def test_what_a_training_would_refuse_no_sweep_begins(
+    line: str, said: str, sweep: Sweeps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train", "-m", "sweep=grid", *FAST.split(), *line.split()])
+    with pytest.raises(SystemExit) as ended:
+        train.main()
+    error = sweep.capfd.readouterr().err
+    assert ended.value.code == 2
+    assert error.count("\n") == 1
+    assert error.startswith(f"error: {said}")
+    assert not sweep.folder.exists()
+
+
+@pytest.mark.parametrize("words", ["sweep.objective=eval/rewrad", "sweep.constraints=['eval/rewrad<=1']"])
+def test_a_figure_that_no_run_logs_ends_the_sweep_after_the_first_point(words: str, sweep: Sweeps) -> None:
+    line = f"{LR} sweep.seeds=2 {words}"
+    assert started(sweep(line)) == [0, 1]
+    assert sweep.status == 2
+    said = "error: sweep debug: no run logs eval/rewrad; did you mean eval/reward?; it is for sweep.objective and "
+    assert sweep.error.startswith(said)
+    assert sweep.error.count("\n") == 1
+    assert sweep(line) == []
+    assert sweep.error.startswith(said)
+
+
+def test_a_figure_that_one_point_does_not_log_fails_that_point(sweep: Sweeps, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = sweep_task.JsonlTracker.log
+
+    def more(self: sweep_task.JsonlTracker, step: int, metrics: dict[str, float]) -> None:
+        log(self, step, metrics if self.folder.name == "1" else metrics | {"extra": 1.0 + step})
+
+    monkeypatch.setattr(sweep_task.JsonlTracker, "log", more)
+    sweep(f"{LR} sweep.objective=extra")
+    assert sweep.column("state") == ["complete", "fail", "complete"]
+    assert sweep.column("reason")[1] == "seed 0: extra is not a number, or was not logged"
+
+
+def test_a_required_verdict_is_the_sweeps_status(sweep: Sweeps, monkeypatch: pytest.MonkeyPatch) -> None:
+    summary = sweep_task.JsonlTracker.summary
+
+    def judged(self: sweep_task.JsonlTracker, values: dict[str, Any]) -> None:
+        summary(self, {**values, "verdict": {"passed": self.folder.name != "1"}})
+
+    monkeypatch.setattr(sweep_task.JsonlTracker, "summary", judged)
+    sweep(f"{LR} verdict=report")
+    assert sweep.status == 0
+    for _ in range(2):
+        sweep(f"{LR} verdict=require sweep.study_name=required")
+        assert sweep.status == 1
+        folder = sweep.folder.with_name("required")
+        assert sweep.error.splitlines()[-1] == f"error: sweep required: a verdict is FAIL, of job 1 in {folder}"
+        assert "best: trial 2" in sweep.said
 
 
 def test_a_full_disk_ends_the_sweep_and_the_same_command_goes_on(sweep: Sweeps) -> None:

@@ -94,6 +94,11 @@ class Worker:
         except FileNotFoundError:
             return False
 
+    def others(self) -> list[str]:
+        """The processes, this one apart, that are at work on the sweep."""
+        names = (path.name for path in self.folder.iterdir() if path.name != GATE and path.suffix)
+        return [name for name in names if name != self.name and self.alive(name)]
+
     def bury(self, name: str) -> None:
         """Removes what a dead process has left."""
         (self.folder / name).unlink(missing_ok=True)

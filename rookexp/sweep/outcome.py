@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.utils import JobReturn, JobStatus
 from optuna.trial import TrialState
 
-from rookexp import run_info, runs, track, verdict
+from rookexp import measures, run_info, runs, track, verdict
 from rookexp.errors import RookexpError
 from rookexp.files import write_atomic
 
 if TYPE_CHECKING:
     from rookexp.sweep.study import Plan
 
-FINISHED, PRUNED, FAILED, DIVERGED = "finished", "pruned", "failed", "diverged"
+FINISHED, PRUNED, FAILED, DIVERGED, INTERRUPTED = "finished", "pruned", "failed", "diverged", "interrupted"
 ENDED = (FINISHED, PRUNED, FAILED, DIVERGED)  # anything else can go on
+
+ERROR = "error.txt"  # the traceback of a mistake in the program
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,13 @@ def fail(folder: Path, reason: str) -> None:
     write_atomic(folder / track.SUMMARY, json.dumps(known, indent=2) + "\n")
 
 
+def revive(folder: Path) -> None:
+    """Lets a failed job count as one that was interrupted, so that it is run again."""
+    (folder / ERROR).unlink(missing_ok=True)
+    if (known := track.read_summary(folder)).get("status") == FAILED:
+        write_atomic(folder / track.SUMMARY, json.dumps({**known, "status": INTERRUPTED}, indent=2) + "\n")
+
+
 def figure(rows: Sequence[Mapping[str, Any]], name: str) -> float:
     """A figure of a run by `runs.figures`' name, or the last value of a metric; NaN where it was not logged."""
     found = runs.figures(rows)
@@ -58,6 +67,11 @@ def figure(rows: Sequence[Mapping[str, Any]], name: str) -> float:
         return found[name]
     values = verdict.column(rows, name)[1]
     return float(values[-1]) if len(values) else math.nan
+
+
+def is_known(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
+    """Whether it is the name of a figure or of a metric that was logged, be it without a finite value."""
+    return name in measures.FIGURES or name == "steps" or any(name in row for row in rows)
 
 
 def note_failure(folder: Path, result: JobReturn) -> None:
@@ -71,7 +85,7 @@ def note_failure(folder: Path, result: JobReturn) -> None:
     if not isinstance(error, RookexpError):
         text = "".join(traceback.format_exception(error))
         folder.mkdir(parents=True, exist_ok=True)  # which may be why it failed
-        write_atomic(folder / "error.txt", text)
+        write_atomic(folder / ERROR, text)
     if found.status not in ENDED or not (found.reason or found.status == FINISHED):
         fail(folder, one_line(error))
 

@@ -18,7 +18,7 @@ from rookexp import runs
 from rookexp.errors import ConfigError
 from rookexp.files import write_atomic
 from rookexp.run_info import SWEEP
-from rookexp.sweep import job, liveness
+from rookexp.sweep import job, liveness, outcome
 from rookexp.sweep.liveness import Worker
 from rookexp.sweep.settings import Settings
 from rookexp.sweep.space import Scalar, Space
@@ -125,6 +125,25 @@ class Book:
         held = {t.number: list(filter(liveness.held, self._locks(t))) for t in self.elsewhere() if self._ownerless(t)}
         return {number: locks for number, locks in held.items() if locks}
 
+    def to_try_again(self) -> list[int]:
+        """The numbers of failed trials whose jobs raised or could not begin: what was wrong may be mended by now.
+
+        A trial stays failed of which a run has diverged, or of which all runs finished without the figure wanted.
+        None while other processes are at work on the sweep.
+        """
+        failed = [trial for trial in self.trials() if trial.state == TrialState.FAIL]
+        if not failed or self.worker.others():
+            return []
+        return [
+            trial.number
+            for trial in failed
+            if len(trial.user_attrs.get(FIGURES, {})) < len(self.plan.seeds)
+            and not any(
+                outcome.read(self.plan.job_folder(job)).status == outcome.DIVERGED
+                for job in self.plan.jobs(trial.number)
+            )
+        ]
+
     def _left(self, trial: FrozenTrial) -> bool:
         """Whether nobody works on a running trial: neither who claimed it, nor a job that has outlived that one."""
         return self._ownerless(trial) and not any(map(liveness.held, self._locks(trial)))
@@ -226,9 +245,11 @@ def _opened(plan: Plan, worker: Worker) -> Book:
             refuse_other(plan, before)
             name = before["study"]
             old = Book(plan, worker, storage, name)
+            again = old.to_try_again()
             if before["params"] != plan.space.declared:
-                refuse_outside(plan, before, old)
-                name = moved(old, directions)
+                refuse_outside(plan, before, old, again)
+            if again or before["params"] != plan.space.declared:
+                name = moved(old, directions, again)
         write_atomic(path, json.dumps(plan.note(name), indent=2) + "\n")
         write_atomic(plan.folder / CONFIG, yaml.safe_dump(dict(plan.config), sort_keys=False))
         book = Book(plan, worker, storage, name)
@@ -258,14 +279,18 @@ def refuse_other(plan: Plan, before: Mapping[str, Any]) -> None:
         raise ConfigError(f"{plan.folder} holds another sweep: {'; '.join(differs)}; {ANOTHER_NAME}")
 
 
-def refuse_outside(plan: Plan, before: Mapping[str, Any], old: Book) -> None:
-    """Refuses a changed space that does not hold the points that were run, or while somebody works in the old one."""
+def refuse_outside(plan: Plan, before: Mapping[str, Any], old: Book, again: Sequence[int]) -> None:
+    """Refuses a changed space that does not hold the points that were run, or while somebody works in the old one.
+
+    Those that are tried again need not be in it.
+    """
     changed = [
         f"{key} was {text}, now {plan.space.declared[key]}"
         for key, text in before["params"].items()
         if text != plan.space.declared[key]
     ]
-    run = [trial for trial in old.study.get_trials(deepcopy=False) if whole(plan.space, trial.params)]
+    trials = old.study.get_trials(deepcopy=False)
+    run = [trial for trial in trials if whole(plan.space, trial.params) and trial.number not in again]
     outside = dict.fromkeys(text for trial in run for text in plan.space.outside(trial.params))
     if outside:
         raise ConfigError(
@@ -279,10 +304,11 @@ def refuse_outside(plan: Plan, before: Mapping[str, Any], old: Book) -> None:
         )
 
 
-def moved(old: Book, directions: Sequence[str]) -> str:
+def moved(old: Book, directions: Sequence[str], again: Sequence[int]) -> str:
     """The name of a study in the new space with the trials that the old one has begun, numbers and all.
 
-    Optuna fixes a parameter's values when it first sees them. The old study stays.
+    Optuna fixes a parameter's values when it first sees them, and an end is for ever; the old study stays. The trials
+    to try `again` wait, or are void where the space has lost their point; their jobs count as interrupted.
     """
     base, _, revision = old.name.rpartition(" v")
     name = f"{base} v{int(revision) + 1}" if base and revision.isdigit() else f"{old.name} v2"
@@ -290,8 +316,11 @@ def moved(old: Book, directions: Sequence[str]) -> str:
         optuna.delete_study(study_name=name, storage=old.storage)  # half moved when the process was killed
     study = optuna.create_study(storage=old.storage, study_name=name, directions=directions)
     distributions = old.space.distributions()
-    for trial in old.study.get_trials(deepcopy=False):
-        if trial.state == TrialState.WAITING:
+    trials = old.study.get_trials(deepcopy=False)
+    last = max((trial.number for trial in trials if trial.state != TrialState.WAITING), default=-1)
+    for trial in trials[: last + 1]:
+        if trial.state == TrialState.WAITING or trial.number in again:
+            study.add_trial(waiting(old, trial))
             continue
         begun = whole(old.space, trial.params)
         study.add_trial(
@@ -306,3 +335,13 @@ def moved(old: Book, directions: Sequence[str]) -> str:
             )
         )
     return name
+
+
+def waiting(book: Book, trial: FrozenTrial) -> FrozenTrial:
+    """A trial as one that is still to be run, its jobs as they can go on; void without a point in the space."""
+    if book.space.outside(point_of(trial)):
+        return create_trial(state=TrialState.FAIL, user_attrs={VOID: True, REASON: trial.user_attrs.get(REASON, "")})
+    for number in book.plan.jobs(trial.number):
+        outcome.revive(book.plan.job_folder(number))
+    point = dict(book.space.snapped(point_of(trial)))
+    return create_trial(state=TrialState.WAITING, system_attrs={"fixed_params": point})

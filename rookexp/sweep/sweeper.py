@@ -18,11 +18,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from optuna.trial import FrozenTrial, TrialState
 
-from rookexp import check, mistakes, recipes, resume, runs
-from rookexp.errors import ConfigError, SweepFailed
+from rookexp import check, mistakes, resume, runs, track
+from rookexp.errors import ConfigError, SweepFailed, VerdictFailed
 from rookexp.files import write_atomic
 from rookexp.run_info import TRIAL, redacted
-from rookexp.sweep import job, liveness, outcome, results, space, standing, study
+from rookexp.sweep import job, liveness, outcome, probe, results, space, standing, study
 from rookexp.sweep.liveness import Worker
 from rookexp.sweep.settings import PREFIX, settings
 from rookexp.sweep.study import Book, Plan
@@ -30,7 +30,6 @@ from rookexp.sweep.study import Book, Plan
 STEPS = "steps"
 SUBDIR = "${hydra.job.num}"
 DEATHS = 3  # of a worker process in a job, after which the job is not tried again
-PROBED = 20  # points that are composed before the first one runs
 ENOUGH = 3  # points that must have ended before a rate means something
 Job = tuple[int, list[str]]  # its number and overrides
 
@@ -40,16 +39,17 @@ def sweep(arguments: Sequence[str], config: DictConfig, context: HydraContext, t
 
     Raises: ConfigError for what cannot be swept, or not in this folder; SweepFailed when too many points failed.
     """
-    plan = planned(arguments, config, context)
+    plan = planned(arguments, config, context, getattr(task, "check", None))
     with Worker(plan.folder) as worker:
         book = study.opened(plan, worker)
         Sweep(plan, book, config, context, task).run()
 
 
-def planned(arguments: Sequence[str], config: DictConfig, context: HydraContext) -> Plan:
+def planned(arguments: Sequence[str], config: DictConfig, context: HydraContext, refuse: probe.Check | None) -> Plan:
     """What a command line asks for, checked as far as it can be before anything runs.
 
-    Raises: ConfigError; HydraException or OmegaConf's when no point of the space makes a configuration.
+    `refuse` raises for a configuration that the task would not take.
+    Raises: ConfigError; HydraException or OmegaConf's for a value that no point makes a configuration of.
     """
     own = settings(OmegaConf.to_container(config.hydra.sweeper, resolve=True))  # type: ignore[arg-type]
     texts = [f"{key}={value}" for key, value in own.params.items()]
@@ -76,17 +76,14 @@ def planned(arguments: Sequence[str], config: DictConfig, context: HydraContext)
         why = "its seeds would not be compared at equal steps; allowed: pruner=none, one seed, or one number of steps"
         raise check.refusal(STEPS, steps, f"a pruner that looks after each step takes a point's seeds in a row, {why}")
     found.part(own.baseline or {}, f"{PREFIX}.baseline")
-    grid = found.grid() if own.n_trials is None else []
+    if own.n_trials is None:
+        found.grid()  # which is refused where nobody can count its points
     typed = found.fixed
     found = space.Space(found.params, tuple(text for text in typed if resume.key_of(text) != runs.SEED))
     own.make_sampler(0)
     own.make_pruner()
-    probe(found, config, context, grid)
+    probe.refuse_wrong_values(found, config, context, refuse)
     base = context.config_loader.load_sweep_config(config, list(found.fixed))
-    grow = "hardware.grow"
-    varied = (value for p in found.params if p.key.lstrip("+") == grow for value in p.values)
-    if "batch" in (OmegaConf.select(base, grow), *varied):
-        raise ConfigError(job.GROWS)
     return Plan(
         settings=own,
         space=found,
@@ -105,23 +102,6 @@ def seed_of(overrides: Sequence[str]) -> int | None:
     return int(texts[-1]) if texts else None
 
 
-def probe(found: space.Space, config: DictConfig, context: HydraContext, grid: Sequence[space.Point]) -> None:
-    """Refuses a space of which no point makes a configuration, as with a misspelt key; single ones may fail later.
-
-    Probed are the points of the grid; without one the first values of all parameters, and the last.
-    """
-    first_error: Exception | None = None
-    edges = [{p.key: p.edges[end] for p in found.params} for end in (0, -1)]
-    for point in (grid or edges)[:PROBED]:
-        try:
-            context.config_loader.load_sweep_config(config, [*found.fixed, *found.overrides(point)])
-            return
-        except (HydraException, OmegaConfBaseException) as error:
-            first_error = first_error or error
-    assert first_error is not None
-    raise first_error
-
-
 class Sweep:
     """The loop over points of one process; others may work on the same study."""
 
@@ -138,7 +118,7 @@ class Sweep:
     def run(self) -> None:
         """Works until no point is left, and shows the table.
 
-        Raises: SweepFailed.
+        Raises: SweepFailed, VerdictFailed; ConfigError where no run logs what is asked of it.
         """
         self.announce()
         try:
@@ -157,6 +137,7 @@ class Sweep:
             numbers = ", ".join(str(trial.number) for trial in others)
             print(f"other processes still work on {numbers}; the one that ends last shows all")
         self.judge(math.inf)
+        self.require()
 
     def awaited(self) -> bool:
         """Waits for jobs that have outlived who launched them and would have told what came of them; whether any."""
@@ -213,7 +194,7 @@ class Sweep:
             folder = self.plan.job_folder(number)
             if outcome.read(folder).status in outcome.ENDED:
                 continue
-            overrides = [*self.settled(point), f"{runs.SEED}={seed}"]
+            overrides = [*probe.settled(self.plan.space, point, self.config_name), f"{runs.SEED}={seed}"]
             if self.deaths[number] == DEATHS:
                 outcome.fail(folder, f"launched {DEATHS} times without an end: {self.last_death}")
                 continue
@@ -236,14 +217,6 @@ class Sweep:
             write_atomic(folder / TRIAL, json.dumps(note, indent=2) + "\n")
             found.append((number, [*overrides, *going_on(folder)]))
         return found
-
-    def settled(self, point: space.Point) -> list[str]:
-        """The overrides of a point; an option that varies beside a recipe stands as its file has it."""
-        overrides = [*self.plan.space.fixed, *self.plan.space.overrides(point)]
-        try:
-            return [*recipes.taken_out(overrides, self.config_name), *overrides]
-        except (HydraException, OmegaConfBaseException):
-            return overrides  # the launch will fail of it, and say so
 
     def launch(self, together: Sequence[Job]) -> None:
         """Runs jobs of consecutive numbers; one that fails without a word gets one."""
@@ -273,6 +246,20 @@ class Sweep:
                 self.last_death = "it left no result; a sweep is of trainings (no dry_run=true, no other command)"
                 self.deaths[number] += 1
 
+    def complete(self) -> list[FrozenTrial]:
+        """The points whose runs all finished with what is asked of them."""
+        return [trial for trial in self.book.trials() if trial.state == TrialState.COMPLETE]
+
+    def require(self) -> None:
+        """Raises: VerdictFailed with `verdict=require` where a run of a complete point did not pass."""
+        if self.plan.config.get("verdict") != "require":
+            return
+        numbers = [number for trial in self.complete() for number in self.plan.jobs(trial.number)]
+        judged = {n: track.read_summary(self.plan.job_folder(n)).get("verdict") or {} for n in numbers}
+        if failed := [str(number) for number, found in judged.items() if found.get("passed") is False]:
+            jobs = f"job{'s' if len(failed) > 1 else ''} {', '.join(failed)}"
+            raise VerdictFailed(f"sweep {self.name}: a verdict is FAIL, of {jobs} in {self.plan.folder}")
+
     def close(self, trial: FrozenTrial) -> None:
         """Tells the study what came of a point, and a reader in a line."""
         numbers = self.plan.jobs(trial.number)
@@ -289,6 +276,11 @@ class Sweep:
                 seed, name = missing
                 rows = found[int(seed)].rows
                 near = check.nearest(name, [*runs.figures(rows), *rows[-1]]) if rows else ""
+                if not outcome.is_known(rows, name) and not self.complete():
+                    raise ConfigError(
+                        f"sweep {self.name}: no run logs {name}{near}; it is for {PREFIX}.objective and .constraints, "
+                        f"and no further run was begun; {study.ANOTHER_NAME}, or delete {self.plan.folder}"
+                    )
                 state, reason = TrialState.FAIL, f"seed {seed}: {name} is not a number, or was not logged{near}"
             else:
                 spread = {name: standing.spread(self.plan, known, name).value for name in names}

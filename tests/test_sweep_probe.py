@@ -1,0 +1,92 @@
+"""What is found out of a space before its first job: which values make no configuration, in how few tries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hydra.conf import HydraConf
+from omegaconf import OmegaConf
+
+from rookexp import recipes
+from rookexp.errors import ConfigError
+from rookexp.sweep import probe, space
+
+
+@pytest.fixture(autouse=True)
+def _no_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipes, "taken_out", lambda overrides, config_name: [])
+
+
+class Loader:
+    """Composes what is typed as it stands."""
+
+    def __init__(self) -> None:
+        self.tried: list[dict[str, str]] = []
+
+    def load_sweep_config(self, config: Any, overrides: list[str]) -> Any:
+        pairs = dict(text.split("=") for text in overrides)
+        self.tried.append(pairs)
+        return OmegaConf.create({**pairs, "hydra": HydraConf()})
+
+
+def tried(texts: list[str], wrong: Any) -> list[dict[str, str]]:
+    """The points that were composed where `wrong(config)` says which are refused."""
+
+    def check(config: Mapping[str, Any]) -> None:
+        if wrong(config):
+            raise ConfigError(" ".join(f"{key}={value}" for key, value in config.items()))
+
+    loader = Loader()
+    config: Any = OmegaConf.create({"hydra": {"job": {"config_name": "config"}}})
+    context: Any = SimpleNamespace(config_loader=loader)
+    probe.refuse_wrong_values(space.parse(texts, None), config, context, check)
+    return loader.tried
+
+
+def test_each_value_is_composed_once_where_all_are_right() -> None:
+    assert tried(["a=1,2,3", "b=x,y"], lambda config: False) == [
+        {"a": "1", "b": "x"}, {"a": "2", "b": "y"}, {"a": "3", "b": "x"},
+    ]  # fmt: skip
+
+
+def test_of_an_interval_the_ends_are_tried() -> None:
+    points = tried(["a=int(interval(1,900))", "b=x,y,z"], lambda config: False)
+    assert [point["a"] for point in points] == ["1", "900", "1"]
+
+
+def test_values_that_do_not_go_together_are_no_mistake() -> None:
+    wrong = {("none", "0.1"), ("fixed", "null"), ("none", "0.2")}
+    found = tried(["kl=none,fixed", "coef=0.1,null,0.2"], lambda config: (config["kl"], config["coef"]) in wrong)
+    assert len(found) <= 10
+
+
+@pytest.mark.parametrize("position", range(3))
+def test_a_value_that_is_wrong_everywhere_is_named_beside_right_ones(position: int) -> None:
+    values = ["1", "2"]
+    values.insert(position, "oops")
+    with pytest.raises(ConfigError, match="^a=oops b=[xyz]$"):
+        tried([f"a={','.join(values)}", "b=x,y,z"], lambda config: config["a"] == "oops")
+
+
+def test_where_nothing_is_right_little_is_tried() -> None:
+    count = 0
+
+    def wrong(config: Mapping[str, Any]) -> bool:
+        nonlocal count
+        count += 1
+        return True
+
+    values = ",".join(map(str, range(9)))
+    with pytest.raises(ConfigError, match="^a=0 b=0$"):
+        tried([f"a={values}", f"b={values}"], wrong)
+    assert count == probe.MOST
+
+
+def test_a_value_that_is_right_late_in_the_grid_is_found() -> None:
+    def wrong(config: Mapping[str, Any]) -> bool:
+        return config["a"] == "2" and config["b"] != "6"
+
+    assert len(tried(["a=1,2", "b=0,1,2,3,4,5,6"], wrong)) <= 7 + probe.MOST
