@@ -14,6 +14,7 @@ from annotated_types import Ge
 from rookexp import aggregation, check, chess_text, fitting, kl, nodes, run_info, session
 from rookexp.errors import ConfigError, DataError
 from rookexp.exam import Exam
+from rookexp.generate import Sampling
 from rookexp.hardware import Hardware
 from rookexp.heldout import read_documents
 from rookexp.kinds import ALLOWED, changed, own_lengths, own_sampling, shared_sampling
@@ -135,6 +136,7 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
             tracker.log_completions(step, [{"kind": "sampled", **row} for row in rows])
 
     own = own_sampling(task, objects["sampling"])
+    check_lengths(config, own, policy.model.config.n_positions)
     objects |= {"own_sampling": own, "own_lengths": own_lengths(own, objects["sampling"])}
     objective = make(without(grpo, ALSO["grpo"]), task=task, on_completions=on_completions, **objects)
     prompts = evaluation_prompts(config, task, objects)
@@ -206,6 +208,15 @@ def check_rows(grpo: Config) -> None:
     rows = grpo["prompts_per_step"] * grpo["group_size"]
     if grpo["minibatches"] > rows:
         raise check.refusal("grpo.minibatches", grpo["minibatches"], f"allowed: at most the {rows} rows of a step")
+
+
+def check_lengths(config: Config, own: Mapping[str, Sampling], places: int) -> None:
+    """Raises: ConfigError for completions that no prompt leaves room for, by whose length losses would be divided."""
+    lengths = {f"{key}.max_new_tokens": config[key].get("max_new_tokens", 1) for key in ("grpo", "eval")}
+    lengths |= {f"task.sampling.{kind}.max_new_tokens": way.max_new_tokens for kind, way in own.items()}
+    for key, length in lengths.items():
+        if length >= places:
+            raise check.refusal(key, length, f"the model has {places} positions; allowed: at most {places - 1}")
 
 
 def check_moment(reference: Config, steps: int) -> None:

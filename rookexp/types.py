@@ -18,6 +18,11 @@ from torch import Tensor, nn
 
 from rookexp.errors import ConfigError
 
+# What metrics and columns are called beside a reward's parts, which would replace them.
+OWN_NAMES = {
+    *("mean", "mean_A", "mean_P", "std", "reward", "reward_std", "truncated_frac"),
+    *("step", "kind", "prompt", "completion", "advantage", "truncated"),
+}
 SAME = 1e-4  # how far apart, of 1 + a reward, it and the sum of its stages may be by rounding
 
 
@@ -97,6 +102,9 @@ class Scores:
             raise ConfigError(
                 f"reward: the parts of Scores are {type(self.parts).__name__}; wanted: a mapping, as in {{}}"
             )
+        if taken := OWN_NAMES & self.parts.keys():
+            name = min(taken)
+            raise ConfigError(f"reward: part {name!r}: a metric or column of every run has that name; give it another")
         parts = {name: _floats(f"part {name!r}", part, len(self.rewards)) for name, part in self.parts.items()}
         object.__setattr__(self, "parts", parts)
         if self.stages is not None:

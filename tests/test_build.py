@@ -10,6 +10,7 @@ import pytest
 
 from rookexp import build, tokenizers
 from rookexp.errors import ConfigError, DataError
+from rookexp.generate import Sampling
 from rookexp.types import Prompt
 
 CORPUS = Path("corpus/train.txt")
@@ -50,6 +51,19 @@ def test_a_way_back_after_the_last_step_is_refused() -> None:
         ConfigError, match=r"reference\.at=4: it would never come: the run ends with steps=3; allowed: 1 to 3"
     ):
         build.check_moment({"at": 4}, 3)
+
+
+def test_completions_that_no_prompt_leaves_room_for_are_refused() -> None:
+    way = Sampling(temperature=1.0, top_k=None, top_p=None, max_new_tokens=16)
+    config: dict[str, dict[str, int]] = {"grpo": {"max_new_tokens": 15}, "eval": {"max_new_tokens": 15}}
+    build.check_lengths(config, {}, 16)
+    build.check_lengths({"grpo": {"max_new_tokens": 15}, "eval": {}}, {}, 16)
+    with pytest.raises(
+        ConfigError, match=r"^eval\.max_new_tokens=16: the model has 16 positions; allowed: .* 15$"
+    ):
+        build.check_lengths(config | {"eval": {"max_new_tokens": 16}}, {}, 16)
+    with pytest.raises(ConfigError, match=r"^task\.sampling\.A\.max_new_tokens=16: "):
+        build.check_lengths(config, {"A": way}, 16)
 
 
 class Positions:

@@ -167,6 +167,38 @@ def test_a_gold_answer_that_its_own_kind_cuts_off_is_named() -> None:
     assert findings["max new tokens"].fix == "set task.sampling.A.max_new_tokens to 5 or more."
 
 
+class FirstLetter:
+    """Pays 1 for the letter that a prompt begins with, of every other prompt 0.5: what it says is right, there."""
+
+    def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
+        size = len(texts) // len(prompts)
+        asked = [prompts[i // size].text for i in range(len(texts))]
+        paid = [0.5 + 0.5 * (len(prompt) % 2) for prompt in asked]
+        right = [text == prompt[0] for text, prompt in zip(texts, asked, strict=True)]
+        return Scores(torch.tensor([each * ok for each, ok in zip(paid, right, strict=True)]), {})
+
+
+class Knowing(FirstLetter):
+    """The same, and says so."""
+
+    def gold(self, prompt: Prompt) -> str:
+        return prompt.text[0]
+
+
+class AskFirst(Ask):
+    """Knows the right answer by itself."""
+
+    def gold(self, prompt: Prompt) -> str:
+        return prompt.text[0]
+
+
+def test_a_reward_that_knows_right_answers_may_pay_some_of_them_less() -> None:
+    texts = ("abc", "bcd", "cdef", "defg")
+    findings, _ = World(task=AskFirst(texts), reward=FirstLetter()).examined()
+    assert "labels that are not the reward's best" in findings["gold answers"].cause
+    assert "gold answers" not in World(task=Ask(texts), reward=Knowing()).examined()[0]
+
+
 def test_a_single_token_is_too_short_and_nothing_else() -> None:
     short = {"sampling": generate.Sampling(1.0, None, None, 1)}
     assert list(World(objective=short).examined()[0]) == ["max new tokens"]

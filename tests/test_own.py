@@ -55,6 +55,13 @@ def test_what_it_shows_trains(number: int, page: str, folder: Path, root: Path) 
     assert rows[-1]["eval/characters"] > 0
 
 
+def test_its_reward_passes_the_self_check(page: str, folder: Path, root: Path) -> None:
+    line, _ = COMMAND.findall(page)
+    done = typed(folder, root, *shlex.split(line)[3:], "steps=1", *SHORT[1:], "grpo.prompts_per_step=2")
+    assert done.returncode == 0, done.stderr
+    assert "self-check: nothing found" in done.stdout
+
+
 def test_a_dry_run_takes_what_it_shows(folder: Path, root: Path) -> None:
     done = typed(folder, root, "--config-dir", "options", "task=sums", "reward=short", "dry_run=true", *SHORT)
     assert done.returncode == 0, done.stderr

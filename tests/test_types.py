@@ -41,6 +41,12 @@ def test_what_is_no_number_a_completion_is_refused(shape: tuple[int, ...], count
         types._floats("the parts", torch.zeros(shape), count)
 
 
+@pytest.mark.parametrize("name", ["mean", "std", "reward", "prompt"])
+def test_a_part_may_not_be_called_as_what_stands_beside_it(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^reward: part '{name}': a metric or column of every run has that name"):
+        Scores(TWO, {"other": TWO, name: TWO})
+
+
 @pytest.mark.parametrize(("given", "found"), [(Scores(TWO, {}), "2"), (TWO, "Tensor"), (None, "NoneType")])
 def test_a_reward_gives_as_many_scores_as_there_are_texts(given: Any, found: str) -> None:
     class Gives(Vowels):

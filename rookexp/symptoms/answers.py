@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from rookexp.reciter import Reciter
-from rookexp.rehearsal import Finding, Rehearsal, Skipped, altered
+from rookexp.rehearsal import Answers, Finding, Rehearsal, Skipped, altered
 from rookexp.types import Prompt
 
 SAME_REWARD = 1e-6  # rewards that differ by less are equal
@@ -39,7 +39,8 @@ def gold_answers(case: Rehearsal) -> str | Finding | Skipped:
     """Every gold answer earns more than an empty one, and no less than another prompt's gold answer does there.
 
     Nor less than others of its task, where the highest is earned more than once: a reward may say that some prompts
-    are worth more.
+    are worth more. That is not asked of answers that the reward itself calls right, as an engine's of a prompt that
+    holds other analyses.
     """
     if not case.golds:
         return Skipped("the task offers no gold(prompt)")
@@ -56,9 +57,11 @@ def gold_answers(case: Rehearsal) -> str | Finding | Skipped:
     for task in set(tasks):
         highest, second = sorted([-math.inf, *(r for t, r in zip(tasks, gold, strict=True) if t == task)])[:-3:-1]
         due[task] = highest if highest - second <= SAME_REWARD else -math.inf
+    reward = case.own.source.reward
+    own = [isinstance(reward, Answers) and reward.gold(prompt) is not None for prompt in prompts]
     lacks = [
-        max(nothing + 2 * SAME_REWARD, elsewhere, due[task]) - right
-        for right, nothing, elsewhere, task in zip(gold, empty, other, tasks, strict=True)
+        max(nothing + 2 * SAME_REWARD, elsewhere, -math.inf if itself else due[task]) - right
+        for right, nothing, elsewhere, task, itself in zip(gold, empty, other, tasks, own, strict=True)
     ]
     worst = max(range(len(gold)), key=lacks.__getitem__)
     highest = gold[worst] + lacks[worst]
