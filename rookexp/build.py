@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
 
-from rookexp import aggregation, check, chess_text, fitting, kl, nodes, run_info, session
+from rookexp import aggregation, check, chess_text, fitting, kl, nodes, run_info, runs, session
 from rookexp.errors import ConfigError, DataError
 from rookexp.exam import Exam
 from rookexp.generate import Sampling
@@ -340,6 +340,8 @@ def build_evaluation(config: Config, run_folder: Path) -> Exam:
     Raises: ConfigError or DataError for what cannot be built.
     """
     own = check_groups(config, EVALUATE_GROUPS, Exam, EXAM_GIVEN)
+    if own["style"] is None:
+        own["style"] = runs.style_of(config["model"].get("path"))
     hardware: Hardware = make(config["hardware"])
     policy = load_policy(config, hardware)
     return Exam(
@@ -347,9 +349,9 @@ def build_evaluation(config: Config, run_folder: Path) -> Exam:
         tokenized=partial(token_documents, policy),
         autocast=hardware.autocast,
         head_chunk=hardware.head_chunk,
-        name=f"{config['model'].get('path', config['model']['_target_'])}, {hardware.precision}",
+        name=f"{config['model'].get('path', config['model']['_target_'])}, {hardware.precision}, {own['style']}",
         folder=run_folder,
-        record=run_info.record(config, sys.argv) | {"precision": hardware.precision},
+        record=run_info.record({**config, "style": own["style"]}, sys.argv) | {"precision": hardware.precision},
         **own,
     )
 

@@ -49,7 +49,7 @@ class Exam:
         record: Mapping[str, Any],
         documents: Annotated[Sequence[str], MinLen(1)],
         limit: Annotated[int, Ge(1)] | None,
-        style: Literal["bare", "padded_prefill"],
+        style: Literal["bare", "padded_prefill"] | None,
         max_new_tokens: Annotated[int, Ge(1)],
         batch: Annotated[int, Ge(1)],
         illegal_moves: Annotated[int, Ge(0)],
@@ -73,7 +73,7 @@ class Exam:
         self.record = record  # what is evaluated, how and by what code
         self.files = [Path(file).expanduser() for file in documents]
         self.limit = limit
-        self.style = style
+        self.style = style or "bare"  # null: build has looked what the run was trained on
         self.illegal_moves = illegal_moves
         self.mate_paths = [Path(file).expanduser() for file in mates]
         self.games = games

@@ -36,7 +36,7 @@ class Player:
 
         At temperature 0 it depends on the position alone, unless it was `stopped`.
         """
-        prompt = chess_text.P_PROMPTS[settings.style](fen)
+        prompt = chess_text.P_PROMPTS[settings.style or "bare"](fen)
         return choose(prompt + self.complete(prompt, settings, turn, stopped), legal, settings, turn)
 
     def complete(self, prompt: str, settings: Settings, turn: int, stopped: Callable[[], bool]) -> str:

@@ -76,6 +76,19 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def style_of(model: str | None) -> str:
+    """How the P prompts were written that the run at `model` was trained on; bare for a model of no such run.
+
+    `model` is a run's folder, a checkpoint in it or the model in that, or anything else that `model.path` takes.
+    """
+    path = Path(model or "").expanduser().absolute()
+    places = [path, *path.parents[:3]] if model else []
+    folder = next((p for p in places if (p / CONFIG).is_file() and (p / "checkpoints").is_dir()), None)
+    values = {} if folder is None else flat(read_config(folder))
+    styles = {str(value) for key, value in values.items() if re.fullmatch(r"task\.(tasks\.\w+\.)*style", key)}
+    return styles.pop() if len(styles) == 1 else "bare"
+
+
 def overrides(folder: Path) -> tuple[str, ...]:
     """What was typed for the run in a folder; () where Hydra has left no note. Raises: DataError for a damaged one."""
     path = folder / OVERRIDES

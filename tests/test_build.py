@@ -58,9 +58,7 @@ def test_completions_that_no_prompt_leaves_room_for_are_refused() -> None:
     config: dict[str, dict[str, int]] = {"grpo": {"max_new_tokens": 15}, "eval": {"max_new_tokens": 15}}
     build.check_lengths(config, {}, 16)
     build.check_lengths({"grpo": {"max_new_tokens": 15}, "eval": {}}, {}, 16)
-    with pytest.raises(
-        ConfigError, match=r"^eval\.max_new_tokens=16: the model has 16 positions; allowed: .* 15$"
-    ):
+    with pytest.raises(ConfigError, match=r"^eval\.max_new_tokens=16: the model has 16 positions; allowed: .* 15$"):
         build.check_lengths(config | {"eval": {"max_new_tokens": 16}}, {}, 16)
     with pytest.raises(ConfigError, match=r"^task\.sampling\.A\.max_new_tokens=16: "):
         build.check_lengths(config, {"A": way}, 16)
