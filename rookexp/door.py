@@ -6,6 +6,7 @@ import os
 import secrets
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,8 @@ def enter(task: Task, config_name: str, check: Check | None = None) -> None:
                 raise
             print(f"error: {which}{told[0]}", file=sys.stderr)  # raised here it would have a second line by Hydra
             failed.append(told[1])
+        finally:
+            leave_no_empty(Path(HydraConfig.get().runtime.output_dir))
 
     job.check = check  # type: ignore[attr-defined]  # which the sweeper finds there
     try:
@@ -111,6 +114,13 @@ def call(task: Task, config: DictConfig) -> Any:
     except Reconfigured as found:
         OmegaConf.update(config, found.key, found.value)
     return task(plain(config), folder)  # here nothing holds what the first one has built
+
+
+def leave_no_empty(folder: Path) -> None:
+    """Removes the run folder that Hydra has made where nothing was written, as by a command that was refused."""
+    if folder != Path.cwd():
+        with suppress(OSError):  # it is not empty
+            folder.rmdir()
 
 
 def line_and_status(error: Exception, config_name: str, *, started: bool) -> tuple[str, int] | None:

@@ -13,7 +13,13 @@ PREFIX = "WANDB_"
 
 
 def print_any_text() -> None:
-    """Lets standard outputs in another encoding than UTF-8 have a question mark where a character is not in theirs."""
+    """Lets standard outputs in another encoding than UTF-8 have a question mark where a character is not in theirs.
+
+    One that was closed before the start, as by `>&-`, takes everything and keeps nothing.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - until the process ends
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

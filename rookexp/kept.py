@@ -22,6 +22,7 @@ SHOWN = 3  # keys in a message
 def refuse_other(folder: Path, config: Mapping[str, Any], *, swept: bool) -> None:
     """Refuses to go on with the run in `folder` where that would make two runs of it; `swept`: it is a sweep's job.
 
+    What else differs from what was trained so far is said.
     Raises: ConfigError with each key, its value so far and the new one; DataError for a damaged config.yaml.
     """
     newest = checkpoint.latest(folder)
@@ -30,12 +31,15 @@ def refuse_other(folder: Path, config: Mapping[str, Any], *, swept: bool) -> Non
     before, now = runs.flat(runs.read_config(folder)), runs.flat(redacted(config))
     judged = _trains if swept else _measures
     follow = runs.following([before, now])
-    differs = [
-        f"{key} was {_spell(before, key)}, now {_spell(now, key)}"
+    changed = {
+        key: f"{key} was {_spell(before, key)}, now {_spell(now, key)}"
         for key in dict.fromkeys([*before, *now])
-        if key not in follow and judged(key, before) and not _same(key, before.get(key), now.get(key))
-    ]
+        if key not in follow and not _same(key, before.get(key), now.get(key))
+    }
+    differs = [said for key, said in changed.items() if judged(key, before)]
     if not differs:
+        if other := [said for key, said in changed.items() if _trains(key, before)]:
+            print(f"from {newest.name} on: {'; '.join(other)}", flush=True)
         return
     listed = "; ".join(differs[:SHOWN]) + (f"; and {len(differs) - SHOWN} more" if len(differs) > SHOWN else "")
     if swept:

@@ -104,7 +104,7 @@ def same_name(name: str, config: DictConfig) -> str:
 def of_system(error: BaseException, *, started: bool) -> str | None:
     """One line for an error that the machine makes, such as a full disk, and what helps; None for other errors.
 
-    Once a run has started, a file that is missing or closed to it is a mistake in the program.
+    Once a run has started, a file that is missing is a mistake in the program.
     """
     cause = error if isinstance(error, OSError) else error.__cause__
     if not isinstance(cause, OSError) or cause.strerror is None:
@@ -114,6 +114,8 @@ def of_system(error: BaseException, *, started: bool) -> str | None:
         return f"{said}; free some space and type the same again, or resume=FOLDER where a run has begun"
     if cause.errno == errno.EROFS or not started:
         return f"{said}; a run must be able to write: type hydra.run.dir=FOLDER, with -m hydra.sweep.dir=FOLDER"
+    if isinstance(cause, PermissionError) and cause.filename:
+        return f"{said}; it needs the right to be read, or written, by who types this"
     return None
 
 

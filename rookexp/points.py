@@ -26,7 +26,7 @@ class Point:
     name: str
     runs: tuple[Run, ...]  # one a seed, in the order of the seeds
     figures: tuple[dict[str, float], ...]  # of each run
-    settings: dict[str, Any]  # dotted key -> value, of the keys that vary among the points
+    settings: dict[str, Any]  # key -> value, of what varies among the points
     asked: dict[int, measures.Asked]  # by seed, of the runs that have logged it
 
     @property
@@ -102,8 +102,9 @@ def compare(folders: Sequence[Path], *, baseline: str | None = None) -> Comparis
     varying = runs.differing([group[0].config for group in members])
     varying = dict(sorted(varying.items(), key=lambda item: any("/" in str(value) for value in item[1])))  # paths last
     names = _names(members)
+    settings = _settings(members, varying)
     points = tuple(
-        of(name, group, {key: values[i] for key, values in varying.items()})
+        of(name, group, {key: values[i] for key, values in settings.items()})
         for i, (name, group) in enumerate(zip(names, members, strict=True))
     )
     base = _baseline(points, baseline, folders, notes)
@@ -167,6 +168,18 @@ def _one_a_seed(group: Sequence[Run], notes: list[str]) -> list[Run]:
             notes.append(f"{left.folder.name} is left out: {better.folder.name} has the same settings and seed")
             kept[run.seed] = better
     return sorted(kept.values(), key=lambda run: (run.seed is None, run.seed or 0))
+
+
+def _settings(groups: Sequence[Sequence[Run]], varying: Mapping[str, tuple[Any, ...]]) -> Mapping[str, tuple[Any, ...]]:
+    """What varies among the points, by dotted key; of trials of one sweep as it was typed, before what else varies."""
+    notes = [trial(group[0]) for group in groups]
+    alike = {(note.get("sweep"), tuple(note.get("params", {}))) for note in notes}
+    if len(alike) > 1 or not notes[0].get("params"):
+        return varying
+    typed = {key: tuple(note["params"][key] for note in notes) for key in notes[0]["params"]}
+    paths = [key.lstrip("+").rpartition("@")[2] for key in typed]
+    rest = {k: v for k, v in varying.items() if not any(k == path or k.startswith(f"{path}.") for path in paths)}
+    return {key: values for key, values in typed.items() if len(set(map(repr, values))) > 1} | rest
 
 
 def _names(groups: Sequence[Sequence[Run]]) -> list[str]:

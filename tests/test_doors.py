@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import resource
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +155,41 @@ def test_who_stops_reading_is_no_error(tmp_path: Path, root: Path) -> None:
         assert door_process.stderr is not None
         assert door_process.stderr.read() == b""
     assert door_process.returncode == 141
+
+
+def test_what_is_refused_or_only_looked_at_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet_logging: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for line in ("optim.lr=-1", "dry_run=true", "grpo.max_new_tokens=999 debug=fast"):
+        monkeypatch.setattr(sys, "argv", ["train", *line.split()])
+        with suppress(SystemExit):
+            train.main()
+        assert not list(tmp_path.glob("outputs/*/*")), line
+    (tmp_path / "empty").mkdir()
+    door.leave_no_empty(tmp_path / "empty")
+    assert not (tmp_path / "empty").exists()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    door.leave_no_empty(tmp_path / "here")
+    assert (tmp_path / "here").is_dir(), "where a chess program has started the engine"
+
+
+def test_an_output_that_is_closed_keeps_nothing(tmp_path: Path, root: Path) -> None:
+    for words in ("debug=fast track=local hydra.run.dir=run", "--help"):
+        line = f"{shlex.quote(sys.executable)} -m rookexp.train {words} >&-"
+        environment = {**os.environ, "PYTHONPATH": str(root)}
+        done = subprocess.run(["sh", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert "Traceback" not in done.stderr
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "finished"
+
+
+def test_a_file_that_may_not_be_read_is_one_line(enter: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_status:
+        enter(error=PermissionError(errno.EACCES, "Permission denied", "model/config.json"))
+    assert exit_status.value.code == 1
+    assert capfd.readouterr().err.startswith("error: model/config.json: Permission denied; it needs the right")
 
 
 def test_an_output_that_does_not_know_a_character_shows_a_question_mark(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,11 +101,15 @@ def test_data_may_have_moved(key: str, one: Any, other: Any, same: bool) -> None
     assert kept._same(key, one, other) is same
 
 
-def test_a_run_goes_on_with_another_rate_and_a_job_of_a_sweep_does_not(tmp_path: Path) -> None:
+def test_a_run_goes_on_with_another_rate_and_a_job_of_a_sweep_does_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = begun(tmp_path / "run")
     assert refused(folder) == refused(folder, swept=True) == ""
     other = {"optim.lr": 1e-3}
-    assert refused(folder, **other) == ""
+    assert capsys.readouterr().out == ""
+    assert refused(folder, **other, **{"hardware.device": "cuda"}) == ""
+    assert capsys.readouterr().out.startswith("from step-000005 on: optim.lr was 0.0001, now 0.001")
     assert refused(folder, swept=True, **other).startswith(
         "a job of a sweep, whose values are the sweep's: optim.lr was 0.0001, now 0.001; to train on with others copy"
     )

@@ -95,6 +95,22 @@ def test_paths_are_the_last_of_the_settings(tmp_path: Path) -> None:
     assert list(found.points[0].settings) == ["hardware.device", "optim.lr", "model.path"]
 
 
+def test_what_a_sweep_varies_is_named_as_it_was_typed(tmp_path: Path) -> None:
+    options = {"group_mean": ("rookexp.baselines.GroupMean", "sample"), "none": ("rookexp.baselines.NoBaseline", None)}
+    for job, (option, (target, std)) in enumerate(options.items()):
+        varied = {"baseline": {"_target_": target, "std": std}, "optim.lr": 0.1 + job, "hardware.threads": job}
+        folder = make(tmp_path / str(job), trial=job, **varied)
+        note = json.loads((folder / "trial.json").read_text(encoding="utf-8"))
+        note |= {"sweep": "one", "params": {"baseline": option, "optim.lr": 0.1 + job, "+steps": 3}}
+        (folder / "trial.json").write_text(json.dumps(note), encoding="utf-8")
+    found = points.compare([tmp_path]).points
+    assert [list(point.settings.items()) for point in found] == [
+        [("baseline", option), ("optim.lr", 0.1 + job), ("hardware.threads", job)] for job, option in enumerate(options)
+    ]
+    make(tmp_path / "2", seed=1, **{"optim.lr": 0.3})  # no job of it
+    assert "baseline._target_" in points.compare([tmp_path]).points[0].settings
+
+
 def test_a_setting_is_shown_as_it_would_be_typed() -> None:
     shown = {None: "null", 1: "1", 2.5e-6: "2.5e-06", 0.1 + 0.2: "0.3", "word": "word", "rookexp.losses.Clip": "Clip"}
     assert {value: points.text(value) for value in shown} == shown
@@ -312,3 +328,9 @@ def test_a_note_names_a_few_points(count: int, tmp_path: Path) -> None:
         make(tmp_path / f"p{i}", status="failed", **{"optim.lr": 1 + i})
     (said,) = points.compare([tmp_path]).notes
     assert said.startswith("p0, p1, p2, p3, p4, p5, p6, p7" + ", ..." * (count > points.SHOWN) + ": some runs")
+
+
+def test_the_page_says_what_each_figure_is(root: Path) -> None:
+    page = (root / "docs" / "compare.md").read_text(encoding="utf-8")
+    for name, (about, *_) in measures.FIGURES.items():
+        assert f"| `{name}` | {about} |" in page

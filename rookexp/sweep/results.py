@@ -151,7 +151,7 @@ def closing(now: Standing) -> list[str]:
             "looks better than it is: run it again under new seeds before you believe its number"
         )
     shares = now.importance()
-    if shares:
+    if len(shares) > 1:  # of a lone one it would be all
         lines.append("importance: " + ", ".join(f"{key} {share:.0%}" for key, share in shares.items()))
     where = storage.placed(plan.url, plan.folder) if plan.url else plan.folder / storage.JOURNAL
     return [
