@@ -193,14 +193,18 @@ def test_rewards_may_be_counts_or_truth_values() -> None:
     assert found[0][2]["reward/std"] > 0
 
 
-def test_a_reward_that_does_not_apply_is_refused_with_the_prompt() -> None:
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(math.nan, "a finite number; NaN is where no part applies: every"), (math.inf, "a finite number$")],
+)
+def test_a_reward_that_is_no_finite_number_is_refused_with_the_prompt(value: float, said: str) -> None:
     class NotForK(Vowels):
         def score(self, prompts: Any, texts: Any) -> Scores:
             scores = super().score(prompts, texts)
-            scores.rewards[5] = math.nan
+            scores.rewards[5] = value
             return scores
 
-    with pytest.raises(ConfigError, match=r"no component applies to a completion of 'k'"):
+    with pytest.raises(ConfigError, match=f"^reward: {value} for a completion of 'k'; wanted: {said}"):
         grpo(policy(), reward=NotForK()).collect(0)
 
 

@@ -648,6 +648,7 @@ MISTAKES = {
     f"{LR} sweep.baseline={{optim.lrr:0.1}}": "sweep.baseline={optim.lrr: 0.1}: allowed: what varies, optim.lr; did",
     f"{LR} sweep.baseline={{optim.lr:0.4}}": "sweep.baseline={optim.lr: 0.4}: allowed: one of optim.lr=0.1,0.2,0.3, or",
     f"{LR} sweep.seeds=0": "sweep.seeds=0: allowed: an integer >= 1",
+    f"{LR} sweep.study_name=../x": "sweep.study_name=../x: allowed: a name of a folder inside multirun",
     f"{LR} sweep.n_trails=3": "did you mean sweep.n_trials?",
     f"{LR} sweep.direction=up": "sweep.direction=up: allowed: maximize, minimize",
     f"{LR} sweep.constraints=[kl]": "sweep.constraints=kl: allowed: a figure, <= or >=, and a number",

@@ -145,11 +145,13 @@ class RolloutSource:
         """The rewards, less the penalty on long completions, which is the part `overlong`."""
         scores = scores_of(self.reward, rollouts.prompts, rollouts.texts)
         rewards, parts, stages = scores.rewards, dict(scores.parts), scores.stages
-        if rewards.isnan().any():
-            prompt = rollouts.prompts[int(rewards.isnan().nonzero()[0]) // self.group_size]
+        if not (finite := rewards.isfinite()).all():
+            row = int((~finite).nonzero()[0])
+            asked = rollouts.prompts[row // self.group_size].text
+            no_part = "; NaN is where no part applies: every task needs a reward with a weight above 0"
             raise ConfigError(
-                f"reward: no component applies to a completion of {prompt.text!r}; "
-                "every task needs a reward with a weight above 0"
+                f"reward: {float(rewards[row])} for a completion of {asked!r}; wanted: a finite number"
+                f"{no_part if rewards[row].isnan() else ''}"
             )
         if self.overlong_buffer is not None:
             limits = torch.tensor([self.sampling_of(prompt).max_new_tokens for prompt in rollouts.prompts])

@@ -6,6 +6,7 @@ import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le, MinLen
@@ -128,6 +129,8 @@ def settings(values: Mapping[str, Any]) -> Settings:
     values = {key: value for key, value in values.items() if not key.startswith("_")}
     check.check_call(Settings, values, PREFIX, runtime=False, given=(), also={})
     found = Settings(**values)
+    if ".." in Path(found.study_name).parts:
+        raise check.refusal(f"{PREFIX}.study_name", found.study_name, "allowed: a name of a folder inside multirun")
     if found.prunes and len(found.objectives) > 1:
         names = ", ".join(found.objectives)
         raise ConfigError(f"pruner: one objective can be pruned on, not {names}; type pruner=none")

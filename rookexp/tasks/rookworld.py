@@ -189,6 +189,9 @@ def load_annotations(path: Path) -> tuple[Annotation, ...]:
     for number, line in enumerate(lines, start=1):
         try:
             rows.append(_annotation(json.loads(line)))
+        except json.JSONDecodeError as error:
+            wanted = "wanted: an object with fen, moves and evals_cp, or with fen alone, on each line"
+            raise DataError(f"{path}, row {number}: no JSON ({error}); {wanted}") from error
         except (ValueError, RecursionError) as error:
             raise DataError(f"{path}, row {number}: {error}") from error
     if not rows:
