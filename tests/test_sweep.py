@@ -352,6 +352,17 @@ def test_the_same_command_tries_what_raised_again(sweep: Sweeps, monkeypatch: py
     assert sweep(line.format(",0.01")) == []
 
 
+@pytest.mark.parametrize("words", ["sampler=random sweep.n_trials=3", "sweep.storage=sqlite:///study.db"])
+def test_a_search_and_a_database_try_it_again_too(words: str, sweep: Sweeps, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = f"grpo.entropy_coef=0.1,0,0.01 {words}"
+    sweep(line)
+    (failed,) = (row["folders"] for row in sweep.rows() if row["state"] == "fail")
+    monkeypatch.setattr(sweep_task, "RAISES", -1.0)
+    assert started(sweep(line)) == [int(failed)]
+    assert sweep.column("state") == ["complete"] * 3
+    assert sweep(line) == []
+
+
 def test_a_failed_job_that_was_mended_by_hand_counts(sweep: Sweeps) -> None:
     line = "grpo.entropy_coef=0.1,0 optim.lr=0.1,0.2 sweep.max_failure_rate=1"
     sweep(line)
