@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -121,9 +122,13 @@ def assemble(
     optimizer = optim.optimizer(policy.model, heads)
     if start.checkpoint is not None:
         checkpoint.restore(start.checkpoint, model=policy.model, optimizer=optimizer, modules=objective.modules)
-    policy.tokenizer.save(folder / "tokenizer")
     asked, saver = stop.Stop(), checkpoint.Saver()
     tracker.unread = asked.unread
+
+    @cache
+    def tokenizer_file() -> Path:
+        policy.tokenizer.save(folder / "tokenizer")  # not before: a self-check that finds something leaves no folder
+        return folder / "tokenizer" / "tokenizer.json"
 
     def after_step(step: int) -> None:
         last = step == settings.steps
@@ -134,7 +139,7 @@ def assemble(
                     folder,
                     step=step,
                     model=policy.model,
-                    tokenizer_file=folder / "tokenizer" / "tokenizer.json",
+                    tokenizer_file=tokenizer_file(),
                     optimizer=optimizer,
                     modules=objective.modules,
                     keep=settings.keep_checkpoints,

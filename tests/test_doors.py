@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from rookexp import bench, build, composing, data, door, environment, evaluate, export, pretrain, train, uci
+from rookexp import bench, build, composing, data, doctor, door, environment, evaluate, export, pretrain, train, uci
 from rookexp.errors import ConfigError, TrainingDiverged
 
 DOORS: dict[str, Callable[[dict[str, Any], Path], None]] = {
@@ -166,6 +166,10 @@ def test_what_is_refused_or_only_looked_at_leaves_no_folder(
         with suppress(SystemExit):
             train.main()
         assert not list(tmp_path.glob("outputs/*/*")), line
+    monkeypatch.setattr(sys, "argv", ["doctor", "debug=fast"])
+    with suppress(SystemExit):
+        doctor.main()
+    assert not list(tmp_path.glob("outputs/*/*")), "of a self-check"
     (tmp_path / "empty").mkdir()
     door.leave_no_empty(tmp_path / "empty")
     assert not (tmp_path / "empty").exists()
