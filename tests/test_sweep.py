@@ -17,7 +17,7 @@ import yaml
 from rookexp import door, train
 from rookexp import points as comparison
 from rookexp.errors import RunPruned
-from rookexp.sweep import job
+from rookexp.sweep import job, liveness
 
 FAST = "debug=fast steps=3 kl=fixed"
 LR = "optim.lr=0.1,0.2,0.3"
@@ -361,6 +361,15 @@ def test_a_search_and_a_database_try_it_again_too(words: str, sweep: Sweeps, mon
     assert started(sweep(line)) == [int(failed)]
     assert sweep.column("state") == ["complete"] * 3
     assert sweep(line) == []
+
+
+def test_who_joins_a_sweep_tries_nothing_again(sweep: Sweeps) -> None:
+    line = "grpo.entropy_coef=0.1,0,0.01"
+    sweep(line)
+    with liveness.Worker(sweep.folder):
+        assert sweep(line) == []
+    (sweep.folder / "workers" / "job-1").touch()
+    assert started(sweep(line)) == [0]
 
 
 def test_a_failed_job_that_was_mended_by_hand_counts(sweep: Sweeps) -> None:

@@ -129,10 +129,10 @@ class Book:
         """The numbers of failed trials whose jobs raised or could not begin: what was wrong may be mended by now.
 
         A trial stays failed of which a run has diverged, or of which all runs finished without the figure wanted.
-        None while other processes are at work on the sweep.
+        None while other processes are at work on the sweep, or jobs that have outlived theirs.
         """
         failed = [trial for trial in self.trials() if trial.state == TrialState.FAIL]
-        if not failed or self.worker.others():
+        if not failed or self.worker.others() or self.orphaned():
             return []
         return [
             trial.number
