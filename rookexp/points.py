@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +12,12 @@ from typing import Any
 
 from rookexp import check, measures, runs, statistics
 from rookexp.errors import ConfigError, DataError
-from rookexp.run_info import CONFIG, SWEEP, TRIAL
+from rookexp.run_info import CONFIG, INFO, SWEEP, TRIAL
 from rookexp.runs import Run
 from rookexp.statistics import Difference, Interval
 
 SHOWN = 8  # names in a note
+SILENT = ("steps", "hardware", "hydra")  # groups and keys that may change on the way
 MAIN = "gain"  # the figure by which points are judged, unless a sweep has another objective
 
 
@@ -250,6 +252,9 @@ def _notes(points: Sequence[Point], varying: Mapping[str, tuple[Any, ...]]) -> l
             f"{', '.join(point.name for point in short[:SHOWN])}{', ...' if len(short) > SHOWN else ''}: some runs did "
             "not finish; figures and intervals are of those that did, which flatters a point that fails often"
         )
+    for run in (run for point in points for run in point.runs):
+        if anew := _anew(run):
+            notes.append(f"{run.folder.name} went on with {', '.join(anew)}: it stands here as if it had begun so")
     apart = {measures.asked_apart(one.asked, other.asked) for one, other in itertools.pairwise(points)}
     if {measures.OTHER_PROMPTS, measures.OTHER_ANSWERS} & apart or len({bool(point.asked) for point in points}) > 1:
         notes.append("not all evaluations ask the same; rewards are compared only where they do")
@@ -262,6 +267,18 @@ def _notes(points: Sequence[Point], varying: Mapping[str, tuple[Any, ...]]) -> l
     if "steps" in varying or len(steps) > 1:
         notes.append("the runs have different numbers of steps: a longer one had more to learn from")
     return notes
+
+
+def _anew(run: Run) -> list[str]:
+    """What was typed with `resume=` that says what is trained, so that the steps before had something else."""
+    info = _json(run.folder / INFO)
+    starts = [start.get("argv", ()) for start in (*info.get("earlier_starts", ()), info)]
+    found = []
+    for before, argv in itertools.pairwise(starts):
+        typed = {word: re.split(r"[=.@]", word.lstrip("+~"))[0] for word in argv if "=" in word and word[:1] != "-"}
+        if "resume" in typed.values():
+            found += [w for w, key in typed.items() if w not in before and runs.told(key) and key not in SILENT]
+    return found
 
 
 def _json(path: Path) -> dict[str, Any]:

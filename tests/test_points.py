@@ -330,6 +330,20 @@ def test_a_note_names_a_few_points(count: int, tmp_path: Path) -> None:
     assert said.startswith("p0, p1, p2, p3, p4, p5, p6, p7" + ", ..." * (count > points.SHOWN) + ": some runs")
 
 
+def test_a_run_that_went_on_with_other_settings_is_named(tmp_path: Path) -> None:
+    starts: list[list[str]] = [
+        ["train", "optim.lr=1e-4"],
+        ["train", "--config-dir=x", "resume=run", "optim.lr=1e-4", "steps=9", "track=local", "hydra.run.dir=run"],
+        ["train", "resume=run", "optim.lr=2e-4", "kl@kl=none"],
+    ]
+    folder, other = make(tmp_path / "a"), make(tmp_path / "b", **{"optim.lr": 0.5})
+    for path, count in ((folder, 3), (other, 2)):
+        *earlier, last = [{"argv": argv} for argv in starts[:count]]
+        (path / "run.json").write_text(json.dumps({**last, "earlier_starts": earlier}), encoding="utf-8")
+    notes = [note for note in points.compare([folder, other]).notes if "went on" in note]
+    assert notes == ["a went on with optim.lr=2e-4, kl@kl=none: it stands here as if it had begun so"]
+
+
 def test_the_page_says_what_each_figure_is(root: Path) -> None:
     page = (root / "docs" / "compare.md").read_text(encoding="utf-8")
     for name, (about, *_) in measures.FIGURES.items():
