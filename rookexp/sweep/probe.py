@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
@@ -17,7 +17,6 @@ from rookexp.errors import ConfigError
 from rookexp.sweep.space import Listed, Point, Scalar, Space
 
 MOST = 20  # points that a value is tried in, and that are tried where none is right
-Check = Callable[[Mapping[str, Any]], Any]
 
 
 def settled(space: Space, point: Point, config_name: str) -> list[str]:
@@ -29,7 +28,7 @@ def settled(space: Space, point: Point, config_name: str) -> list[str]:
         return overrides  # composing them will fail of it, and say so
 
 
-def refuse_wrong_values(space: Space, config: DictConfig, context: HydraContext, check: Check | None) -> None:
+def refuse_wrong_values(space: Space, config: DictConfig, context: HydraContext, check: door.Check | None) -> None:
     """Refuses a space with a value that no point makes a configuration of, as one that is misspelt.
 
     Points may still fail, where values do not go together. Of an interval its ends are tried. `check`: what the task

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from optuna.trial import FrozenTrial, TrialState
 
-from rookexp import check, mistakes, resume, runs, track
+from rookexp import check, door, mistakes, resume, runs, track
 from rookexp.errors import ConfigError, SweepFailed, VerdictFailed
 from rookexp.files import write_atomic
 from rookexp.run_info import TRIAL, redacted
@@ -45,7 +45,7 @@ def sweep(arguments: Sequence[str], config: DictConfig, context: HydraContext, t
         Sweep(plan, book, config, context, task).run()
 
 
-def planned(arguments: Sequence[str], config: DictConfig, context: HydraContext, refuse: probe.Check | None) -> Plan:
+def planned(arguments: Sequence[str], config: DictConfig, context: HydraContext, refuse: door.Check | None) -> Plan:
     """What a command line asks for, checked as far as it can be before anything runs.
 
     `refuse` raises for a configuration that the task would not take.
