@@ -63,7 +63,8 @@ def _over(members: Sequence[Run], metric: str) -> Curve | None:
     x = np.array([steps[i : i + width].mean() for i in cuts])
     binned = np.stack([values[:, i : i + width].mean(1) for i in cuts], axis=1)
     low, high = (binned.min(0), binned.max(0)) if len(columns) > 1 else (x[:0], x[:0])
-    return Curve(_short(x), _short(binned.mean(0)), _short(low), _short(high), len(columns), width)
+    steps_done = tuple(round(float(step), 1) for step in x)
+    return Curve(steps_done, _short(binned.mean(0)), _short(low), _short(high), len(columns), width)
 
 
 def _short(values: Float[np.ndarray, " n"]) -> tuple[float, ...]:

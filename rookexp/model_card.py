@@ -12,26 +12,30 @@ from typing import Any
 
 import yaml
 
-from rookexp import __version__, boards, checkpoint, report, run_info, runs
+from rookexp import __version__, boards, checkpoint, chess_text, report, run_info, runs
 from rookexp.errors import DataError
 from rookexp.models import weights
 from rookexp.models.gpt2 import GPT2
 
 PARTS = ("task", "reward", "loss", "baseline", "kl", "reference", "optim")  # groups with a line of their own
-EXAMPLE = "P: r1bqkbnr/pppp1ppp/2n5/4p3/2B1P3/5N2/PPPP1PPP/RNBQK2R b KQkq - 3 3"
+EXAMPLE = "r1bqkbnr/pppp1ppp/2n5/4p3/2B1P3/5N2/PPPP1PPP/RNBQK2R b KQkq - 3 3"
 USE = """\
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 tokenizer, model = AutoTokenizer.from_pretrained("{name}"), AutoModelForCausalLM.from_pretrained("{name}")
-prompt = tokenizer("{example}", return_tensors="pt")
+prompt = tokenizer("{prompt}", return_tensors="pt")
 print(tokenizer.decode(model.generate(**prompt, max_new_tokens=160, do_sample=False)[0]))
 ```
 
 `P: <FEN>` asks for an analysis: up to five moves after `M:`, their evaluations in pawns for the side to move after
 `E:`, and one of the moves after `B:`. `A: <FEN>+<move>+<last moves>+` asks for the next position, a reward and two
-flags. With rookexp: `python -m rookexp.evaluate model.path={name}`, and `python -m rookexp.uci model.path={name}` for
-chess programs."""
+flags. With rookexp:
+
+```bash
+python -m rookexp.evaluate model.path={name}{asked}  # figures on positions of yours, with intervals
+python -m rookexp.uci model.path={name}{asked}       # an engine for chess programs
+```"""
 SIGNED = "without dropout, written by rookexp"  # stands in every card
 LIMITS = (
     "It writes text: moves can be illegal, and evaluations are guesses. It sees {positions} tokens at most.",
@@ -81,7 +85,9 @@ def text(name: str, model: GPT2, origin: Origin | None, *, source: str, dtype: s
     sections = [("", about)]
     if origin is not None:
         sections += [("Training", list(training(origin))), ("Figures", list(figures(origin)))]
-    sections.append(("Use", [USE.format(name=name, example=EXAMPLE)]))
+    style = "bare" if origin is None else runs.style_in(origin.run.config)
+    asked = "" if style == "bare" else f" style={style}"
+    sections.append(("Use", [USE.format(name=name, prompt=chess_text.P_PROMPTS[style](EXAMPLE), asked=asked)]))
     sections.append(("Limits", [f"- {limit}" for limit in limits(sizes.n_positions, origin)]))
     body = "\n".join(f"\n## {title}\n\n" + "\n".join(lines) if title else "\n".join(lines) for title, lines in sections)
     return f"{front(base)}\n# {name.rpartition('/')[2]}\n\n{body}\n"

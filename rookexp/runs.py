@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from rookexp import report, track, verdict
+from rookexp import chess_text, report, track, verdict
 from rookexp.errors import DataError
 from rookexp.run_info import CONFIG, OVERRIDES
 
@@ -84,9 +84,14 @@ def style_of(model: str | None) -> str:
     path = Path(model or "").expanduser().absolute()
     places = [path, *path.parents[:3]] if model else []
     folder = next((p for p in places if (p / CONFIG).is_file() and (p / "checkpoints").is_dir()), None)
-    values = {} if folder is None else flat(read_config(folder))
+    return "bare" if folder is None else style_in(read_config(folder))
+
+
+def style_in(config: Mapping[str, Any]) -> str:
+    """How P prompts are written in a run of this configuration; bare where it has no style, both, or its own."""
+    values = flat(config)
     styles = {str(value) for key, value in values.items() if re.fullmatch(r"task\.(tasks\.\w+\.)*style", key)}
-    return styles.pop() if len(styles) == 1 else "bare"
+    return styles.pop() if len(styles) == 1 and styles <= chess_text.P_PROMPTS.keys() else "bare"
 
 
 def overrides(folder: Path) -> tuple[str, ...]:

@@ -10,6 +10,8 @@ from rookexp import door
 from rookexp.errors import ConfigError, RunPruned
 from rookexp.run_info import TRIAL
 
+OF_REFERENCE = ("grpo.kl_type=", "grpo.kl_placement=")  # what is about the divergence from the reference
+
 
 def main() -> None:
     """The door: composes the config, then trains."""
@@ -50,8 +52,12 @@ def train(config: dict[str, Any], run_folder: Path) -> None:
         if config["resume"] is not None:
             config = hub.as_before(config, Path(config["resume"]), door.typed())
             kept.refuse_other(Path(config["resume"]), config, swept=trial is not None)
+        training = build.build_training(config, run_folder)
+        if getattr(training.trainer.objective, "reference", None) is None:
+            for text in (each for each in door.typed() if each.startswith(OF_REFERENCE)):
+                print(f"note: {text} changes nothing: the KL coefficient stays 0; kl=fixed has one")
         with suppress(RunPruned):  # its folder says so
-            session.train(build.build_training(config, run_folder), config, run_folder, trial)
+            session.train(training, config, run_folder, trial)
 
 
 if __name__ == "__main__":

@@ -231,6 +231,20 @@ def test_each_failing_job_of_a_sweep_has_one_line_and_the_others_run(
 TINY = (
     "model=fresh_nano model.seed=0 model.n_layer=1 model.n_head=1 model.n_embd=8 hardware=cpu hardware.precision=fp32"
 )
+
+
+def test_a_divergence_that_is_typed_and_never_computed_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet_logging: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = "note: grpo.kl_type=k2 changes nothing: the KL coefficient stays 0; kl=fixed has one"
+    for penalty, notes in (("kl=none", [told]), ("kl.coef=0", [told]), ("kl.coef=0.1", [])):
+        words = f"debug=fast {TINY} track=local doctor=off hydra.run.dir=run{len(penalty)} grpo.kl_type=k2 {penalty}"
+        monkeypatch.setattr(sys, "argv", ["train", *words.split()])
+        train.main()
+        assert [line for line in capfd.readouterr().out.splitlines() if line.startswith("note:")] == notes, penalty
+
+
 DOOR_MISTAKES = [
     ("config", f"{TINY} task.positions=nowhere.jsonl", "nowhere.jsonl"),
     ("config", f"{TINY} eval.positions=nowhere.jsonl", "nowhere.jsonl"),

@@ -17,6 +17,7 @@ from rookexp.errors import ConfigError, DataError
 from rookexp.models import weights
 from rookexp.run_info import write_run_info
 
+PROMPT_OF_CARD = "P: r1bqkbnr/pppp1ppp/2n5/4p3/2B1P3/5N2/PPPP1PPP/RNBQK2R b KQkq - 3 3"
 PROMPT = "P: rnb1k2r/pp3ppp/4pn2/2bp4/P1P5/B4N2/2P1PPPP/R2QKB1R b KQkq - 2 8"
 FILES = {
     "README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
@@ -110,6 +111,27 @@ def test_float32_is_exact_and_bfloat16_rounded(model: Path, tmp_path: Path) -> N
         wrote(run=model, out=tmp_path / dtype, dtype=dtype)
         after = policies.load(tmp_path / dtype).model.state_dict()
         assert all(torch.equal(after[k], v.to(getattr(torch, dtype)).float()) for k, v in before.items())
+
+
+@pytest.mark.parametrize(
+    ("style", "example", "asked"),
+    [
+        ("padded_prefill", f"{PROMPT_OF_CARD}{' ' * 25}M:", " style=padded_prefill"),
+        ("bare", PROMPT_OF_CARD, ""),
+        ("my_own", PROMPT_OF_CARD, ""),
+    ],
+)
+def test_the_card_asks_as_the_run_was_trained(style: str, example: str, asked: str, run: Path, tmp_path: Path) -> None:
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["task"]["style"] = style
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    wrote(run=run, out=tmp_path / "mine")
+    card = (tmp_path / "mine" / "README.md").read_text(encoding="utf-8")
+    assert f'prompt = tokenizer("{example}", return_tensors="pt")' in card
+    for command in ("evaluate", "uci"):
+        assert [line.split("  ")[0] for line in card.splitlines() if f"rookexp.{command} model" in line] == [
+            f"python -m rookexp.{command} model.path=mine{asked}"
+        ]
 
 
 def test_the_card_of_a_run_says_what_its_records_say(run: Path, tmp_path: Path) -> None:

@@ -139,6 +139,7 @@ window.onload = () => {
   found.moved = all(".panel").length;
   document.getElementById("theme").click();
   found.theme = root.dataset.theme;
+  found.labels = [[8.285, 8.29, 8.295], [0, 0.1, 0.2, 3 * 0.1], [10010, 10020], [2e-5, 2.5e-5]].map(labels);
   document.body.dataset.found = JSON.stringify(found);
 };
 </script></body>"""
@@ -164,6 +165,10 @@ def test_a_browser_draws_sorts_and_filters_without_an_error(tmp_path: Path) -> N
     assert (seen["lines"], seen["fewer"], seen["moved"]) == (35, 28, 7)
     assert seen["boards"] == 6
     assert seen["theme"] == "dark"
+    narrow, plain, large, small = seen["labels"]
+    assert narrow == ["8.285", "8.29", "8.295"]
+    assert plain == ["0", "0.1", "0.2", "0.3"]
+    assert (large, small) == (["1.001e+4", "1.002e+4"], ["2.0e-5", "2.5e-5"])
 
 
 def test_an_evaluation_asks_its_own_files_or_those_of_the_task() -> None:

@@ -78,8 +78,16 @@ function add(point) {
   const counts = [1, 2, 3, 4, 5, 6, 7].map((n) => used.filter((other) => other === n).length);
   if (!chosen.has(point)) chosen.set(point, 1 + counts.indexOf(Math.min(...counts)));
 }
-const number = (value) => Math.abs(value) >= 1e4 || (value && Math.abs(value) < 1e-3)
-  ? value.toExponential(1) : String(Number(value.toPrecision(3)));
+const number = (value, digits = 3) => Math.abs(value) >= 1e4 || (value && Math.abs(value) < 1e-3)
+  ? value.toExponential(digits - 2) : String(Number(value.toPrecision(digits)));
+function labels(values) {  // of an axis: as many digits as say where each stands
+  const near = values.length > 1 ? (values[1] - values[0]) / 100 : Infinity;
+  const texts = (digits) => values.map((value) => number(value, digits));
+  for (let digits = 3; digits < 15; digits += 1) {
+    if (texts(digits).every((text, i) => Math.abs(Number(text) - values[i]) <= near)) return texts(digits);
+  }
+  return texts(15);
+}
 function ticks(low, high, count) {
   const rough = (high - low) / count, power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= rough);
@@ -120,13 +128,14 @@ function draw(panel, holder) {
   const plot = svg("svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img", "aria-label": `${panel.title} over steps` }, holder);
   const clip = svg("clipPath", { id: `clip-${panel.title.replace(/\W/g, "")}` }, plot);
   svg("rect", { x: LEFT, y: TOP - 3, width: WIDE - LEFT - RIGHT, height: HIGH - TOP - BOTTOM + 6 }, clip);
-  for (const y of log ? logTicks(Math.exp(s0), Math.exp(s1)) : ticks(s0, s1, 5)) {
+  const rows = log ? logTicks(Math.exp(s0), Math.exp(s1)) : ticks(s0, s1, 5), named = labels(rows);
+  rows.forEach((y, i) => {
     svg("line", { class: "grid", x1: LEFT, x2: WIDE - RIGHT, y1: atY(y), y2: atY(y) }, plot);
-    svg("text", { x: LEFT - 5, y: atY(y) + 4, "text-anchor": "end" }, plot).textContent = number(y);
-  }
+    svg("text", { x: LEFT - 5, y: atY(y) + 4, "text-anchor": "end" }, plot).textContent = named[i];
+  });
   const whole = (x) => Math.abs(x - Math.round(x)) < 1e-9;  // there are no half steps
   for (const x of x1 > x0 ? ticks(x0, x1, 6).filter(whole) : [x0]) {
-    svg("text", { x: atX(x), y: HIGH - 8, "text-anchor": "middle" }, plot).textContent = number(x);
+    svg("text", { x: atX(x), y: HIGH - 8, "text-anchor": "middle" }, plot).textContent = Math.round(x);
   }
   const inner = svg("g", { "clip-path": `url(#${clip.id})` }, plot);
   for (const curve of panel.curves) if (!chosen.has(curve.p)) svg("path", { class: "other", d: path(curve.x, curve.y) }, inner);
@@ -157,7 +166,7 @@ function draw(panel, holder) {
     at.setAttribute("x1", atX(step));
     at.setAttribute("x2", atX(step));
     at.setAttribute("visibility", "visible");
-    tip.replaceChildren(element("div", { textContent: `step ${number(step)}` }));
+    tip.replaceChildren(element("div", { textContent: `step ${Number(step.toFixed(1))}` }));
     found.sort((a, b) => b.curve.y[b.i] - a.curve.y[a.i]);
     for (const { curve, i } of found.slice(0, 12)) {
       const row = element("div", {}, tip);
