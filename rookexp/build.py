@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
 
-from rookexp import aggregation, check, chess_text, fitting, kl, nodes, run_info, runs, session
+from rookexp import aggregation, asking, check, chess_text, fitting, kl, nodes, run_info, runs, session
 from rookexp.errors import ConfigError, DataError
 from rookexp.exam import Exam
 from rookexp.generate import Sampling
@@ -22,9 +22,8 @@ from rookexp.nodes import Config, make, without
 from rookexp.objectives import likelihood
 from rookexp.policies import Pretrained, doubts
 from rookexp.rehearsal import Subject
-from rookexp.tasks.mixed import notes_of, subtasks
+from rookexp.tasks.mixed import notes_of
 from rookexp.track import FanOut, JsonlTracker, Tracker
-from rookexp.types import Prompt
 
 GROUPS = (
     "model", "task", "reward", "grpo", "loss", "baseline", "kl", "reference", "optim", "hardware", "eval", "track",
@@ -53,7 +52,6 @@ ALSO: dict[str, dict[str, Any]] = {
         "positions": str | Mapping[str, str] | None,
     },
 }
-METHODS = {"task": ("select", "prompts"), "reward": ("score",)}  # of what a user may have written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +109,7 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
     objects = {
         "policy": policy.model,
         "tokenizer": policy.tokenizer,
-        "reward": asked_of(config, "reward"),
+        "reward": asking.asked_of(config, "reward"),
         "baseline": make(config["baseline"]),
         "coefficient": make(config["kl"]),
         "sampling": shared_sampling(grpo),
@@ -125,7 +123,7 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
         "head_chunk": hardware.head_chunk,
         "seed": run.seed,
     }
-    task = asked_of(config, "task", **objects)
+    task = asking.asked_of(config, "task", **objects)
     for note in notes_of([task]):
         print(note, flush=True)
     tracker = build_tracker(config, run_folder, start, run.steps)
@@ -139,7 +137,7 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
     check_lengths(config, own, policy.model.config.n_positions)
     objects |= {"own_sampling": own, "own_lengths": own_lengths(own, objects["sampling"])}
     objective = make(without(grpo, ALSO["grpo"]), task=task, on_completions=on_completions, **objects)
-    prompts = evaluation_prompts(config, task, objects)
+    prompts = asking.evaluation_prompts(config, task, objects)
     if "path" in config["model"]:  # one that is made with random weights is meant to have them
         for doubt in doubts(policy, prompts, hardware.autocast):
             print(f"warning: {doubt}", file=sys.stderr, flush=True)
@@ -147,7 +145,7 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
 
     def can_ask(count: int) -> bool:
         try:
-            make(with_prompts(config["task"], grpo["prompts_per_step"], count), **objects)
+            make(asking.with_prompts(config["task"], grpo["prompts_per_step"], count), **objects)
         except (ConfigError, DataError):
             return False
         return True
@@ -181,28 +179,6 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
     return replace(training, subject=Subject(objective, training.trainer, greedy, policy.tokenizer, start.step))
 
 
-def asked_of(config: Config, group: Literal["task", "reward"], **objects: Any) -> Any:
-    """What a group's node builds, which may be the user's own.
-
-    Raises: ConfigError where it lacks a method that is going to be called.
-    """
-    made = make(config[group], group, **objects)
-    for method in METHODS[group]:
-        if not callable(getattr(made, method, None)):
-            raise check.refusal(group, config[group]["_target_"], f"it has no method {method}; see docs/own.md")
-    return made
-
-
-def with_prompts(value: Any, given: int, count: int) -> Any:
-    """A task's node in which each `prompts`, also of the nodes inside it, is `count` where it was `given`."""
-    if not isinstance(value, Mapping):
-        return value
-    return {
-        key: count if key == "prompts" and inner == given else with_prompts(inner, given, count)
-        for key, inner in value.items()
-    }
-
-
 def check_rows(grpo: Config) -> None:
     """Raises: ConfigError for more minibatches than a step has rows."""
     rows = grpo["prompts_per_step"] * grpo["group_size"]
@@ -224,55 +200,6 @@ def check_moment(reference: Config, steps: int) -> None:
     if reference.get("at", 0) > steps:
         why = f"it would never come: the run ends with steps={steps}; allowed: 1 to {steps}"
         raise check.refusal("reference.at", reference["at"], why)
-
-
-def evaluation_prompts(config: Config, task: Any, objects: Config) -> tuple[Prompt, ...]:
-    """What the greedy evaluation asks: the task's own prompts, or those of the same task on `eval.positions`.
-
-    Raises: ConfigError where no positions of the task could be replaced, or it asks other than prompts.
-    """
-    asked = config["eval"]["positions"]
-    prompts_of("select", task.select(0))
-    try:
-        source = task if asked is None else make(asking(config["task"], asked), **objects)
-    except DataError as error:
-        raise DataError(f"eval.positions: {error}; eval.positions=null for the task's own") from error
-    if asked is not None:
-        for note in notes_of([source]):
-            print(f"eval.positions: {note}", flush=True)
-    return prompts_of("prompts", source.prompts())
-
-
-def asking(task: Config, positions: str | Mapping[str, str]) -> Config:
-    """A task's node that asks other positions; of one that has several tasks, each that is named asks its own.
-
-    Raises: ConfigError where it has no `positions` that could be replaced.
-    """
-    tasks = subtasks(task)
-    able = [name for name, node in tasks.items() if "positions" in node]
-    own = "eval.positions=null for the task's own"
-    allowed = f"allowed: 'eval.positions={{{', '.join(f'{name}: FILE' for name in able)}}}', or {own}" if able else own
-    if isinstance(positions, str):
-        if "positions" not in task:
-            wrong = f"this task has several sources or its own split; {allowed}"
-            raise check.refusal("eval.positions", positions, wrong)
-        return {**task, "positions": positions}
-    for name, file in positions.items():
-        if name not in able:
-            remedy = f"allowed: eval.positions=FILE, or {own}" if "positions" in task else allowed
-            raise check.refusal(f"eval.positions.{name}", file, f"no task of that name has positions; {remedy}")
-    replaced = {name: {**tasks[name], "positions": file} for name, file in positions.items()}
-    return {**task, "tasks": {**task["tasks"], **replaced}} if replaced else task
-
-
-def prompts_of(method: str, given: Any) -> tuple[Prompt, ...]:
-    """What a method of a task, which may be the user's own, gave. Raises: ConfigError for other than prompts."""
-    if isinstance(given, Sequence) and given and all(isinstance(each, Prompt) for each in given):
-        return tuple(given)
-    what = "nothing" if given is None or given == () else f"a {type(given).__name__}"
-    raise ConfigError(
-        f"task: {method} gave {what}; wanted: a tuple of rookexp.types.Prompt, one or more; see docs/own.md"
-    )
 
 
 def build_pretraining(config: Config, run_folder: Path) -> session.Training:

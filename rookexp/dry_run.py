@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from rookexp import build, chess_text, kinds, policies
+from rookexp import asking, build, chess_text, kinds, policies
 from rookexp.errors import CheckupFailed, RookexpError
 from rookexp.models import weights
 from rookexp.nodes import Config
@@ -50,9 +50,9 @@ def run(config: Config) -> None:
     own = build.check_config(config)
     tokenizer, places = words(config["model"])
     objects = {"tokenizer": tokenizer, "seed": own.seed}
-    task = build.asked_of(config, "task", **objects)
-    asked = build.evaluation_prompts(config, task, objects)
-    reward: Reward = build.asked_of(config, "reward")
+    task = asking.asked_of(config, "task", **objects)
+    asked = asking.evaluation_prompts(config, task, objects)
+    reward: Reward = asking.asked_of(config, "reward")
     for note in notes_of([task]):
         print(note)
     shared = kinds.shared_sampling(config["grpo"])

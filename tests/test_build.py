@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rookexp import build, tokenizers
+from rookexp import asking, build, tokenizers
 from rookexp.errors import ConfigError, DataError
 from rookexp.generate import Sampling
 from rookexp.types import Prompt
@@ -86,17 +86,17 @@ def test_the_evaluation_asks_the_tasks_prompts_or_those_on_other_positions() -> 
         (None, {"_target_": "test_build.Positions"}, "the task's"),
         ("two", own, "asked of two by a seed of 7"),
     ):
-        found = build.evaluation_prompts({"eval": {"positions": asked}, "task": config}, task, {"seed": 7})
+        found = asking.evaluation_prompts({"eval": {"positions": asked}, "task": config}, task, {"seed": 7})
         assert found == (prompt(text),)
 
 
 def test_of_several_tasks_each_that_is_named_is_evaluated_on_its_own_file() -> None:
     node = {"tasks": {"P": {"positions": "one", "seed": 1}, "A": {"positions": "two"}, "R": {"data": "x"}}}
-    found = build.asking(node, {"A": "other"})
+    found = asking.asking(node, {"A": "other"})
     assert found == {"tasks": {**node["tasks"], "A": {"positions": "other"}}}
     assert node["tasks"]["A"] == {"positions": "two"}  # what trains keeps its own
     for own in (node, {"positions": "one"}, {"tasks": 3}):
-        assert build.asking(own, {}) == own
+        assert asking.asking(own, {}) == own
 
 
 def of_another_kind(positions: str) -> None:
@@ -108,7 +108,7 @@ def test_a_file_of_another_kind_of_task_is_refused_with_the_remedy() -> None:
     config = {"eval": {"positions": "f"}, "task": {"_target_": "test_build.of_another_kind", "positions": "x"}}
     words = r"^eval\.positions: f, row 1: not an A document; eval\.positions=null for the task's own$"
     with pytest.raises(DataError, match=words):
-        build.evaluation_prompts(config, task, {})
+        asking.evaluation_prompts(config, task, {})
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_a_file_of_another_kind_of_task_is_refused_with_the_remedy() -> None:
 )
 def test_positions_that_no_task_could_ask_are_refused(asked: object, node: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        build.asking(node, asked)
+        asking.asking(node, asked)
 
 
 def test_only_the_number_of_prompts_that_is_a_steps_grows_wherever_it_stands() -> None:
@@ -146,4 +146,4 @@ def test_only_the_number_of_prompts_that_is_a_steps_grows_wherever_it_stands() -
         "tasks": {"P": {"prompts": 9, "order": "fixed"}, "A": {"prompts": 3}},
         "more": [8],
     }
-    assert build.with_prompts(node, 8, 9) == wider
+    assert asking.with_prompts(node, 8, 9) == wider

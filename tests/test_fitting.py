@@ -16,7 +16,7 @@ import torch
 import yaml
 from tiny import LONGEST, gae, grpo, policy, trainer
 
-from rookexp import build, door, fitting, generate, probes, train
+from rookexp import asking, door, fitting, generate, probes, train
 from rookexp.errors import ConfigError, DataError, Reconfigured
 from rookexp.evaluation import Greedy
 from rookexp.fitting import Batch
@@ -648,7 +648,7 @@ def test_a_run_grows_and_says_so_in_its_configuration(
 def test_prompts_of_a_step_are_counted_in_tasks_within_tasks() -> None:
     task = {"prompts": 2, "rows": 2, "tasks": {"P": {"prompts": 2}, "A": {"prompts": 7}}}
     expected = {"prompts": 9, "rows": 2, "tasks": {"P": {"prompts": 9}, "A": {"prompts": 7}}}
-    assert build.with_prompts(task, 2, 9) == expected
+    assert asking.with_prompts(task, 2, 9) == expected
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no peak of a process elsewhere")

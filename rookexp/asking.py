@@ -1,0 +1,85 @@
+"""What a run asks: the prompts of its task, and those of the greedy evaluation; either may be the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from rookexp import check
+from rookexp.errors import ConfigError, DataError
+from rookexp.nodes import Config, make
+from rookexp.tasks.mixed import notes_of, subtasks
+from rookexp.types import Prompt
+
+METHODS = {"task": ("select", "prompts"), "reward": ("score",)}  # of what a user may have written
+
+
+def asked_of(config: Config, group: Literal["task", "reward"], **objects: Any) -> Any:
+    """What a group's node builds, which may be the user's own.
+
+    Raises: ConfigError where it lacks a method that is going to be called.
+    """
+    made = make(config[group], group, **objects)
+    for method in METHODS[group]:
+        if not callable(getattr(made, method, None)):
+            raise check.refusal(group, config[group]["_target_"], f"it has no method {method}; see docs/own.md")
+    return made
+
+
+def evaluation_prompts(config: Config, task: Any, objects: Config) -> tuple[Prompt, ...]:
+    """What the greedy evaluation asks: the task's own prompts, or those of the same task on `eval.positions`.
+
+    Raises: ConfigError where no positions of the task could be replaced, or it asks other than prompts.
+    """
+    asked = config["eval"]["positions"]
+    prompts_of("select", task.select(0))
+    try:
+        source = task if asked is None else make(asking(config["task"], asked), **objects)
+    except DataError as error:
+        raise DataError(f"eval.positions: {error}; eval.positions=null for the task's own") from error
+    if asked is not None:
+        for note in notes_of([source]):
+            print(f"eval.positions: {note}", flush=True)
+    return prompts_of("prompts", source.prompts())
+
+
+def asking(task: Config, positions: str | Mapping[str, str]) -> Config:
+    """A task's node that asks other positions; of one that has several tasks, each that is named asks its own.
+
+    Raises: ConfigError where it has no `positions` that could be replaced.
+    """
+    tasks = subtasks(task)
+    able = [name for name, node in tasks.items() if "positions" in node]
+    own = "eval.positions=null for the task's own"
+    allowed = f"allowed: 'eval.positions={{{', '.join(f'{name}: FILE' for name in able)}}}', or {own}" if able else own
+    if isinstance(positions, str):
+        if "positions" not in task:
+            wrong = f"this task has several sources or its own split; {allowed}"
+            raise check.refusal("eval.positions", positions, wrong)
+        return {**task, "positions": positions}
+    for name, file in positions.items():
+        if name not in able:
+            remedy = f"allowed: eval.positions=FILE, or {own}" if "positions" in task else allowed
+            raise check.refusal(f"eval.positions.{name}", file, f"no task of that name has positions; {remedy}")
+    replaced = {name: {**tasks[name], "positions": file} for name, file in positions.items()}
+    return {**task, "tasks": {**task["tasks"], **replaced}} if replaced else task
+
+
+def with_prompts(value: Any, given: int, count: int) -> Any:
+    """A task's node in which each `prompts`, also of the nodes inside it, is `count` where it was `given`."""
+    if not isinstance(value, Mapping):
+        return value
+    return {
+        key: count if key == "prompts" and inner == given else with_prompts(inner, given, count)
+        for key, inner in value.items()
+    }
+
+
+def prompts_of(method: str, given: Any) -> tuple[Prompt, ...]:
+    """What a method of a task, which may be the user's own, gave. Raises: ConfigError for other than prompts."""
+    if isinstance(given, Sequence) and given and all(isinstance(each, Prompt) for each in given):
+        return tuple(given)
+    what = "nothing" if given is None or given == () else f"a {type(given).__name__}"
+    raise ConfigError(
+        f"task: {method} gave {what}; wanted: a tuple of rookexp.types.Prompt, one or more; see docs/own.md"
+    )
