@@ -185,7 +185,7 @@ def repair_claims(p: Mapping[tuple[str, str], Rate], a: Sequence[Rate]) -> Itera
     after, (was, top) = black.means()[1], p["Black", "argmax_is_engine"].means()
     share = statistics.mean([after[seed] / max(was[seed], top[seed], 1e-9) for seed in after])
     yield claim("and after in at least three quarters of what argmax E reaches, before or after", share, 0.75, math.inf)
-    yield stays("White's stays within noise", white)
+    yield stays("White's change is within noise, over seeds or over positions", white)
     for other in a:
         if other.name.endswith(": answer exact"):
             yield claim(f"{other.name} stays within 1 point", other.change().interval, -0.01, 0.01, sign="+")

@@ -17,6 +17,7 @@ from rookexp.returns import Advantages, Baseline, TokenRewards
 # The dimension that a standard deviation is taken over (None: all), and what the number of rewards is lessened by.
 STDS: dict[str, tuple[int | None, int]] = {"sample": (1, 1), "population": (1, 0), "batch": (None, 1)}
 EMA_TASKS = 16  # averages that an Ema can hold
+ROUNDING = 1e-6  # of the largest reward
 
 
 class GroupMean(Baseline):
@@ -121,7 +122,7 @@ class Rloo(Baseline):
 class LeaveOneOut(Baseline):
     """A = (r - mean of the others) / (sd of the others + std_eps); undivided where the others are all equal.
 
-    The sd divides the squares by G - 2, the others less one. Source: NeMo-RL's GRPO, with std_eps 1e-6.
+    The sd divides the squares by G - 2, the others less one; equal is up to a millionth. Source: NeMo-RL's GRPO, with std_eps 1e-6.
     """
 
     def __init__(self, *, std_eps: Annotated[float, Ge(0)]) -> None:
@@ -138,7 +139,8 @@ class LeaveOneOut(Baseline):
         others = rewards[:, columns[columns != columns.T].view(g, g - 1)]  # (P, G, G - 1)
         compared = _compared(rewards, others.mean(2))
         sd = others.std(2, correction=min(g - 2, 1))  # a single other does not vary
-        undivided = (others.amax(2) == others.amin(2)) | (sd == 0)
+        # Not exactly: rewards that should be equal, as with a penalty in them, may differ by rounding, and so would sd.
+        undivided = others.amax(2) - others.amin(2) <= ROUNDING * others.abs().amax(2)
         return torch.where(undivided, compared, compared / (sd + self.std_eps))
 
 

@@ -169,8 +169,9 @@ def _words(
         said = f"best {parsed.best}" + ("" if parsed.best in legal else ", illegal")
     if engine_best is not None:
         said += f", {best_is[0]}" if parsed.best == engine_best else f"; {best_is[1]} {engine_best}"
-    listed = set(parsed.moves)
-    return f"{said}; lists {len(listed)} move{'' if len(listed) == 1 else 's'}, {len(listed & legal)} legal"
+    count, listed = len(parsed.moves), set(parsed.moves)
+    different = "" if len(listed) == count else f", {len(listed)} different"
+    return f"{said}; lists {count} move{'' if count == 1 else 's'}{different}, {len(listed & legal)} legal"
 
 
 def _between(text: str, start: str, end: str) -> str:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 PAGE, RUNS, POINTS = "compare.html", "runs.csv", "points.csv"
 PLAIN_WIDTH = 200  # of the table where nobody watches
+ENDLESS = 10_000  # columns; no table is so wide
 SHOWN_ROWS = 40  # points in the terminal; all are in the files
 SHOWN_KEYS = 4  # settings that have a column each; more are one text
 SHOWN_FIGURES = ("reward", "kl", "entropy")  # beside the main one
@@ -110,7 +111,10 @@ def show(comparison: Comparison, file: IO[str] | None = None) -> None:
     for line in (*wording.said(comparison), *(f"note: {note}" for note in comparison.notes)):
         console.print(line, soft_wrap=not console.file.isatty(), highlight=False, markup=False)
     tables = [table(comparison), table(comparison, short=True), table(comparison, short=True, wraps=True)]
-    console.print(next((made for made in tables if _fits(made, console)), tables[-1]))
+    shown = next((made for made in tables if _fits(made, console)), tables[-1])
+    console.print(shown)
+    if hidden := len(tables[0].columns) - len(shown.columns):
+        console.print(f"{hidden} more columns are in the files, and in a wider terminal", highlight=False)
     left = len(comparison.points) - SHOWN_ROWS
     if left > 0:
         console.print(f"and {left} more points; all are in the files", highlight=False)
@@ -134,12 +138,13 @@ def table(comparison: Comparison, *, short: bool = False, wraps: bool = False) -
     others = [name for name in SHOWN_FIGURES if name != comparison.main]
     figures = [name for name in others if any(point.by_seed(name) for point in comparison.points)]
     keys = list(comparison.baseline.settings)
-    own = keys if len(keys) <= SHOWN_KEYS else []
-    for heading in ("point", *(own or ["settings"])):
+    own = keys if len(keys) <= SHOWN_KEYS else ["settings"]
+    several = len(comparison.points) > 1
+    for heading in ("point", *own):
         made.add_column(escape(heading), overflow="fold", min_width=8)
-    for heading in ("seeds", comparison.main, "beside baseline"):
-        made.add_column(heading, justify="right", no_wrap=not wraps, overflow="fold" if wraps else "ellipsis")
-    made.add_column("", no_wrap=not wraps, overflow="fold" if wraps else "ellipsis")
+    for heading in ("seeds", comparison.main, *(("beside baseline", "") if several else ())):
+        over: Any = {"no_wrap": not wraps, "overflow": "fold" if wraps else "ellipsis"}
+        made.add_column(heading, justify="right" if heading else "left", **over)
     for heading in () if short else (*figures, "verdict", "time"):
         made.add_column(heading, justify="right")
     for point in comparison.ranked[:SHOWN_ROWS]:
@@ -147,23 +152,17 @@ def table(comparison: Comparison, *, short: bool = False, wraps: bool = False) -
         beside = None if base else comparison.beside[point.name].get(comparison.main)
         amount, word = ("", "baseline") if base else ("-", "not compared" if beside else "")
         if isinstance(beside, Difference):
-            bounds = (
-                ""
-                if beside.n < 2
-                else f" [{wording.signed(beside.interval.low)}, {wording.signed(beside.interval.high)}]"
-            )
-            amount, word = f"{wording.signed(beside.interval.value)}{bounds} n {beside.n}", beside.said
+            amount, word = f"{wording.change(beside.interval)} n {beside.n}", beside.said
         done, total, seconds = len(point.finished), len(point.runs), point.interval("seconds").value
         behind = [wording.number(point.interval(name).value) for name in figures]
         judged = point.verdicts
         behind += [f"{sum(judged)}/{len(judged)}" if judged else "-", duration(seconds) if seconds >= 0 else "-"]
         made.add_row(
             escape(point.name),
-            *([escape(text(point.settings[key])) for key in own] or [escape(wording.settings(point))]),
+            *([escape(text(point.settings[key])) for key in own] if own == keys else [escape(wording.settings(point))]),
             str(done) if done == total else f"{done} of {total}",
             escape(wording.interval(point.interval(comparison.main))),
-            escape(amount),
-            word,
+            *((escape(amount), word) if several else ()),
             *(() if short else behind),
         )
     return made
@@ -171,10 +170,13 @@ def table(comparison: Comparison, *, short: bool = False, wraps: bool = False) -
 
 def _fits(made: Table, console: Console) -> bool:
     """Whether no cell of a table is cut off and no column left out at the console's width."""
+    from rich.measure import Measurement
+
+    if Measurement.get(console, console.options.update(width=ENDLESS), made).minimum > console.width:
+        return False  # rich would cut off the columns that may not wrap, without a sign
     with console.capture() as seen:
         console.print(made)
-    text = seen.get()
-    return "…" not in text and "point" in text
+    return "…" not in seen.get()
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ class ConsoleTracker(Tracker):
         self._at = 0.0
         self._paces: deque[float] = deque(maxlen=PACE_STEPS)
         self._latest: dict[str, float] = {}
+        self._said: dict[str, int] = {}  # the step of each
 
     def start(self, config: Mapping[str, Any]) -> None:
         self._began = self._at = time.monotonic()
@@ -59,10 +60,13 @@ class ConsoleTracker(Tracker):
             self._paces.append((now - self._at) / (step - self._step))
         self._step, self._at = step, now
         self._latest |= metrics
+        self._said |= dict.fromkeys(metrics, step)
         if self._live is not None:
             self._show(step)
         elif new and (step % self.every == 0 or step == self.total_steps):
-            print(f"step {step}/{self.total_steps}  {self._line(step, metrics)}", flush=True)
+            eta = self.eta_s(step)
+            left = "" if eta is None else f"  eta {duration(eta)}"
+            print(f"step {step}/{self.total_steps}  {self._line(step, metrics)}{left}", flush=True)
 
     def finish(self, status: str) -> None:
         if self._live is not None:
@@ -79,16 +83,19 @@ class ConsoleTracker(Tracker):
 
     def _line(self, step: int, metrics: Mapping[str, float]) -> str:
         shown = SHOWN if "reward/mean" in metrics or "loss" not in metrics else (("loss", "loss", ".4f"), *SHOWN)
-        parts = [f"{label} {metrics[name]:{form}}" for name, label, form in shown if name in metrics]
-        eta = self.eta_s(step)
-        return "  ".join(parts if eta is None else [*parts, f"eta {duration(eta)}"])
+        return "  ".join(
+            f"{label}{'' if self._said[name] == step else f'@{self._said[name]}'} {metrics[name]:{form}}"
+            for name, label, form in shown
+            if name in metrics
+        )
 
     def _start_live(self) -> None:
         from rich.console import Console
         from rich.live import Live
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-        self._progress = Progress(TextColumn("step"), BarColumn(bar_width=40), MofNCompleteColumn())
+        left = TextColumn("{task.description}")
+        self._progress = Progress(TextColumn("step"), BarColumn(bar_width=40), MofNCompleteColumn(), left)
         self._progress.add_task("", total=self.total_steps)
         # What others print goes above the bar: standard output always, standard error where it is this terminal too.
         shared = sys.stderr.isatty()
@@ -101,7 +108,9 @@ class ConsoleTracker(Tracker):
 
         assert self._live is not None
         assert self._progress is not None
-        self._progress.update(self._progress.task_ids[0], completed=step)
+        eta = self.eta_s(step)
+        left = "" if eta is None else f"eta {duration(eta)}"
+        self._progress.update(self._progress.task_ids[0], completed=step, description=left)
         self._live.update(Group(self._progress, Text(self._line(step, self._latest))))
 
 

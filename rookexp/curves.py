@@ -12,7 +12,7 @@ from rookexp import verdict
 from rookexp.points import Point
 from rookexp.runs import Run
 
-PLACES = 40  # of a curve; more steps are averaged in so many bins
+PLACES = 100  # of a panel's longest curve; more steps are averaged in so many bins
 # Metric, title, unit, whether the axis is logarithmic.
 PANELS = (
     ("eval/reward", "Greedy reward", "reward", False),
@@ -37,18 +37,24 @@ class Curve:
     per_place: int  # steps in a bin
 
 
-def curve(point: Point, metric: str) -> Curve | None:
+def bin_width(points: Sequence[Point], metric: str) -> int:
+    """How many values of a metric are averaged into one place, in the curves of all points alike."""
+    longest = max(len(verdict.column(run.rows, metric)[1]) for point in points for run in point.runs)
+    return max(1, -(-longest // PLACES))
+
+
+def curve(point: Point, metric: str, width: int) -> Curve | None:
     """Of the point's finished runs, at the steps that all of them logged; None where there are none."""
-    return _over(point.finished, metric)
+    return _over(point.finished, metric, width)
 
 
-def broken_off(point: Point, metric: str) -> list[Curve]:
+def broken_off(point: Point, metric: str, width: int) -> list[Curve]:
     """Of each run that did not finish, its own, as far as it came."""
-    found = [_over((run,), metric) for run in point.runs if run.status != "finished"]
+    found = [_over((run,), metric, width) for run in point.runs if run.status != "finished"]
     return [one for one in found if one is not None]
 
 
-def _over(members: Sequence[Run], metric: str) -> Curve | None:
+def _over(members: Sequence[Run], metric: str, width: int) -> Curve | None:
     columns = [verdict.column(run.rows, metric) for run in members]
     columns = [(x, y) for x, y in columns if len(x)]
     if not columns:
@@ -58,7 +64,6 @@ def _over(members: Sequence[Run], metric: str) -> Curve | None:
         return None
     steps = np.array(common)
     values = np.stack([y[np.isin(x, steps)] for x, y in columns])  # (seeds, steps)
-    width = -(-len(steps) // PLACES)
     cuts = range(0, len(steps), width)
     x = np.array([steps[i : i + width].mean() for i in cuts])
     binned = np.stack([values[:, i : i + width].mean(1) for i in cuts], axis=1)

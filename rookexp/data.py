@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ def make_corpus(config: dict[str, Any], run_folder: Path) -> None:
     asked = [part for part, rows in ((mix, mix.positions), (transitions, transitions.rows)) if rows is not None]
     for part in asked:
         print(part.write(corpus.folder))
+        print(f"written: {', '.join(str(corpus.folder / name) for name in part.files)}", file=sys.stderr)
     if asked:
         return
     corpus.annotate()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 from rookexp import door
 
+HEADER = "The self-check of the training that the same words would start: python -m rookexp.doctor"
+
 
 def main() -> None:
     """The door: composes the config of a training, then examines it."""
+    if {"--help", "-h"} & set(sys.argv):
+        sys.argv.append(f"hydra.help.header='{HEADER}'")
     door.enter(doctor, "config")
 
 

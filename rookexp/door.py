@@ -14,12 +14,14 @@ import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from rookexp import environment, labels, mistakes, recipes, resume, stop
-from rookexp.composing import HYDRA_VERSION, PACKAGE, conf_dir, configs, version_base
+from rookexp.composing import HYDRA_VERSION, PACKAGE, conf_dir, configs, searchpath, version_base
 from rookexp.errors import ConfigError, DataError, EngineError, Reconfigured, RookexpError, RunStopped
 from rookexp.run_info import is_secret
 
@@ -57,7 +59,7 @@ def enter(task: Task, config_name: str, check: Check | None = None) -> None:
             return call(task, config)
         except RunStopped as error:
             sys.exit(error.status)  # of a sweep the jobs to come are not wanted either
-        except (RookexpError, OSError) as error:
+        except (RookexpError, OSError, MemoryError, RuntimeError) as error:
             told = line_and_status(error, config_name, started=True)
             if told is None or wants_traceback or not in_this_process():
                 raise
@@ -157,7 +159,8 @@ def typed() -> list[str]:
     """The overrides of this run, without those that took out a recipe's values; [] where Hydra has not started it."""
     if not HydraConfig.initialized():
         return []
-    return recipes.typed(list(HydraConfig.get().overrides.task), str(HydraConfig.get().job.config_name))
+    given = HydraConfig.get().overrides
+    return recipes.typed(list(given.task), str(HydraConfig.get().job.config_name), searchpath(given.hydra))
 
 
 def note_start(folder: Path) -> None:
@@ -225,13 +228,13 @@ def arrange(argv: list[str], config_name: str) -> list[str]:
     if not any(text.startswith(f"{recipes.RECIPES}=") for text in args.overrides):
         return words
     try:
-        with configs(args) as extra:
+        with configs(args) as extra:  # as Hydra will compose it
             ours = not known.multirun or any(text.startswith(SWEEPS) for text in overrides)
             name = args.config_name or config_name
             varied = [] if ours else recipes.varied(args.overrides, name, extra)
             added = recipes.taken_out(args.overrides, name, extra)
-    except Exception:  # Hydra will find the same mistake when it composes, and mistakes.explain says which it is
-        return words
+    except (HydraException, OmegaConfBaseException, YAMLError):
+        return words  # Hydra will find the same mistake when it composes, and mistakes.explain says which it is
     if varied:
         raise ConfigError(
             f"{' '.join(varied)}: beside a recipe Hydra's own -m runs each option with the recipe's values; "

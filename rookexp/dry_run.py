@@ -97,7 +97,7 @@ def phases(table: Table, task: Any, seen: Sequence[tuple[int, tuple[Prompt, ...]
     for name, start, end in rows:
         kinds = Counter(prompt.task for step, prompts in seen if start <= step < end for prompt in prompts)
         total = kinds.total()
-        shares = ", ".join(f"{kind} {count / total:.1%}" for kind, count in sorted(kinds.items()))
+        shares = ", ".join(f"{kind} {100 * count / total:.1f} %" for kind, count in sorted(kinds.items()))
         table.line("phase", f"{name}: steps {start + 1} to {end}, {shares}")
     if isinstance(task, Phases):
         never = list(task.phases)[len(rows) :]

@@ -244,7 +244,8 @@ class Exam:
             plies=self.plies,
             seed=self.seed,
         )
-        about = f"{len(played)} games, temperature {self.temperature}, top-k {self.top_k or 'none'}"
+        count = f"{len(played)} game{'' if len(played) == 1 else 's'}"
+        about = f"{count}, temperature {self.temperature}, top-k {self.top_k or 'none'}"
         yield Part("self-play", about, games.self_play_figures(played, self.plies), [])
         steps = [games.steps_of(game) for game in played]
         completions = iter(self.answers.greedy([step.prompt for game in steps for step in game])[0])

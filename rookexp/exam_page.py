@@ -35,6 +35,12 @@ class Shown:
     best: str | None  # a right move of a P prompt; None for an A prompt
 
     @property
+    def answer(self) -> str:
+        """What would be right: the document after its prompt, or the moves."""
+        start = self.prompt.rstrip()
+        return self.gold.removeprefix(start) if self.gold.startswith(start) else self.gold
+
+    @property
     def side(self) -> str:
         """`White` or `Black`, whose move it is; "" where the prompt has no position."""
         asked = chess_text.parse_a_prompt(self.prompt) or chess_text.parse_p(self.prompt)
@@ -56,8 +62,9 @@ def html(title: str, parts: Sequence[Part]) -> str:
     """The page's text."""
     nav = [(part.name, place_of(part.name)) for part in parts]
     said = (
-        '<section class="said"><p>Shares with their 95 % Wilson intervals, means and medians with theirs. The bars go '
-        f"from 0 to 100 %.</p>{ARROWS}</section>"
+        '<section class="said"><p>Shares with their 95 % Wilson intervals, means and medians with theirs. What depends '
+        "on each other, as the moves of a game, counts as fewer independent ones. The bars go from 0 to 100 %.</p>"
+        f"{ARROWS}</section>"
     )
     return page.whole(title, "evaluate", nav, said + "".join(map(section, parts)), script="")
 
@@ -97,22 +104,23 @@ def table(figures: Figures) -> str:
         whole = side not in SIDES.values()
         rows.setdefault(name if whole else base, {})["all" if whole else side] = figure
     columns = [column for column in ("all", *SIDES.values()) if any(column in row for row in rows.values())]
-    head = "".join(f'<th scope="col">{column}</th>' for column in columns) if len(columns) > 1 else "<th></th>"
+    head = "".join(f'<th scope="col">{column}</th>' for column in columns)
+    head = f"<thead><tr><th></th>{head}</tr></thead>" if len(columns) > 1 else ""
     body = "".join(
         f'<tr><th scope="row">{escape(name)}</th>'
         + "".join(f"<td>{cell(row[column]) if column in row else ''}</td>" for column in columns)
         + "</tr>"
         for name, row in rows.items()
     )
-    return f'<div class="scroll"><table><thead><tr><th></th>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    return f'<div class="scroll"><table>{head}<tbody>{body}</tbody></table></div>'
 
 
 def cell(figure: Figure | Estimate) -> str:
     """A figure with its interval, and for a share the drawn one."""
     if isinstance(figure, Estimate):
-        ends = "" if figure.interval is None else " to ".join(f"{end:.4g}" for end in figure.interval) + " "
+        ends = "" if figure.interval is None else " to ".join(f"{end:.3f}" for end in figure.interval) + " "
         kind = "" if figure.kind == "mean" else f"{figure.kind}, "
-        return f"{figure.value:.4g}<small>{ends}({kind}n = {figure.total})</small>"
+        return f"{figure.value:.3f}<small>{ends}({kind}n = {figure.total})</small>"
     if not figure.total:
         return "none"
     low, high = figure.interval
@@ -121,24 +129,30 @@ def cell(figure: Figure | Estimate) -> str:
         f'<path class="span" d="M{WIDE * low:.1f} 7H{WIDE * high:.1f}"/>'
         f'<path class="mean" d="M{WIDE * figure.share:.1f} 2V12"/></svg>'
     )
-    counts = f"{100 * low:.1f} to {100 * high:.1f} ({figure.hits} of {figure.total})"
-    return f"{100 * figure.share:.1f} %{bar}<small>{counts}</small>"
+    alone = (
+        "" if figure.sized is None or figure.sized > figure.total - 1 else f", as {figure.sized:.3g} independent ones"
+    )
+    counts = f"{100 * low:.1f} to {100 * high:.1f} ({figure.hits} of {figure.total}{alone})"
+    return f'<span class="share">{100 * figure.share:.1f} %</span>{bar}<small>{counts}</small>'
 
 
 def drawing(shown: Shown, best_is: tuple[str, str]) -> str:
     """An answer on its board, in words, and as it was written."""
     if shown.best is None:
-        found = boards.next_state(shown.prompt, shown.completion, shown.gold[len(shown.prompt) :])
+        found = boards.next_state(shown.prompt, shown.completion, shown.answer)
         pieces, drawn = (None, None) if found is None else found
     else:
         pieces, drawn = (
             boards.position(shown.prompt),
             boards.answer(shown.prompt, shown.completion, shown.best, best_is),
         )
-    words = "no board in it" if drawn is None else drawn.words
-    board = "" if drawn is None else f'<use href="#squares"/>{pieces}{drawn.arrows}'
+    words = "no board in it; drawn is what was asked" if drawn is None else drawn.words
+    if drawn is None and (parsed := chess_text.parse_a_prompt(shown.prompt)) is not None:
+        pieces = boards.position(chess_text.p_prompt(parsed.fen))
+    board = "" if pieces is None else f'<use href="#squares"/>{pieces}{"" if drawn is None else drawn.arrows}'
     asked, said = (escape(" ".join(text.split())) for text in (shown.prompt, shown.completion))
+    gold = "" if shown.right else f'<p class="text">right: {escape(" ".join(shown.answer.split()))}</p>'
     return (
         f'<svg viewBox="0 0 {boards.SIZE} {boards.SIZE}" role="img" aria-label="{escape(words)}">{board}</svg>'
-        f'<p>{escape(words)}</p><p class="text">{asked}</p><p class="text">{said or "(empty)"}</p>'
+        f'<p>{escape(words)}</p><p class="text">{asked}</p><p class="text">{said or "(empty)"}</p>{gold}'
     )

@@ -12,6 +12,8 @@ from rookexp.errors import DataError
 from rookexp.tasks import shards
 from rookexp.tasks.released import whole
 
+EXAMPLE = Path(__file__).parent / "assets" / "positions" / "transitions-eval.txt"
+
 
 def read_documents(file: Path) -> list[str]:
     """The documents of a text file, one a line; those under `text` in JSON lines or parquet; or of a JSON list of A
@@ -21,7 +23,10 @@ def read_documents(file: Path) -> list[str]:
     not what follows its move.
     """
     if not file.is_file():
-        raise DataError(f"{file}: no documents can be read (no such file); make them with `python -m rookexp.data`")
+        raise DataError(
+            f"{file}: no documents can be read (no such file); name a file of P or A documents, one a line, as "
+            f"{EXAMPLE}, or make a corpus with `python -m rookexp.data`"
+        )
     document: Callable[[Any], str]
     if file.suffix == ".json":
         document, rows = whole_document, _listed(file)

@@ -39,9 +39,9 @@ class PolicyLoss(Protocol):
     def clip_flags(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> Flags:
         """Detached 0 or 1 at each token; the mean over completion tokens is the metric of that name; {}: no clip.
 
-        clip_frac/any: the ratio left its interval, whatever the advantage's sign. clip_frac/low: it is below and
-        A < 0; clip_frac/high: above and A > 0; clip_frac/region: low, high, or above the cap that holds for A < 0,
-        which are the tokens without a gradient (in Cispo they keep one).
+        clip_frac/any: the ratio left its interval or is above the cap, whatever the advantage's sign. clip_frac/low: it
+        is below and A < 0; clip_frac/high: above and A > 0; clip_frac/region: low, high, or above the cap that holds
+        for A < 0, which are the tokens without a gradient (in Cispo they keep one).
         """
 
 
@@ -286,7 +286,7 @@ def _clip_flags(ratio: Tensor, advantages: Tensor, low: float, high: float, cap:
     """`PolicyLoss.clip_flags` of a ratio, or of its log, that is held in [low, high] and, where A < 0, under cap."""
     negative, positive = advantages < 0, advantages > 0
     below, above, capped = ratio < low, ratio > high, (ratio > cap) & negative
-    flags = {"any": below | above | capped, "low": below & negative, "high": above & positive}
+    flags = {"any": below | (ratio > min(high, cap)), "low": below & negative, "high": above & positive}
     flags["region"] = flags["low"] | flags["high"] | capped
     return {f"clip_frac/{name}": flag.to(ratio.dtype) for name, flag in flags.items()}
 

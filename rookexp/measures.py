@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from rookexp import runs, track
 from rookexp.runs import Run
+from rookexp.statistics import Interval
 
 # What has a say in a reward; and what else in that of samples.
 SCORED = (
@@ -48,6 +49,8 @@ FIGURES: dict[str, tuple[str, Literal["up", "down"] | None, tuple[str, ...]]] = 
     "seconds": ("time of all steps, without evaluation", "down", ()),
     "tokens_per_s": ("tokens learned from a second, median", "up", ()),
 }
+SHARES = ("kl_share", "dead_groups")  # figures between 0 and 1
+AT_LEAST_0 = ("kl", "entropy", *SHARES, "grad_norm_max", "seconds", "tokens_per_s")
 ON_PROMPTS = ("gain", "reward", "best", "slope")  # compared only where the evaluation asks the same prompts
 ANSWER = {"step", "prompt", "completion"}  # what a line of completions.jsonl has at least
 NOT_KNOWN = "the prompts of the evaluation are not known"
@@ -75,6 +78,12 @@ def unlike(
         if ours.get(key) != theirs.get(key) and any(key == name or key.startswith(f"{name}.") for name in defining):
             return f"not the same measure: {key} differs"
     return asked_apart(our_asked, their_asked) if figure in ON_PROMPTS else None
+
+
+def possible(figure: str, found: Interval) -> Interval:
+    """The interval as far as the figure can have its values; of few seeds Student's t goes on beyond."""
+    low = max(found.low, 0.0) if figure in AT_LEAST_0 else found.low
+    return Interval(found.value, low, min(found.high, 1.0) if figure in SHARES else found.high)
 
 
 def asked_apart(ours: Mapping[int, Asked], theirs: Mapping[int, Asked]) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hydra
@@ -16,13 +17,20 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from rookexp.composing import configs
+from rookexp.composing import configs, quoted
 from rookexp.errors import NotSaved
 
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
     from hydra.core.override_parser.types import Override
 
+NO_MEMORY = (
+    "OutOfMemoryError",
+    "DefaultCPUAllocator",
+    "out of memory",
+    "ALLOC_FAILED",
+)  # words of a device's allocator
+SAID = 200  # characters of an allocator's message
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -42,10 +50,21 @@ def explain(error: Exception, argv: list[str], config_name: str) -> str:
                     return explain_override(text, config, loader) or f"{text}: {one_line(reason)}"
                 accepted = [*accepted, text]
     except OverrideParseException as reason:
-        return f"{reason.override}: allowed: key=value or group=option, quoted where the shell or YAML needs it"
+        return f"{reason.override}: allowed: key=value or group=option{as_text(str(reason.override))}"
     except (HydraException, OmegaConfBaseException, YAMLError):
         pass  # the config is wrong without any override, or for a reason that only the whole has
     return one_line(error)
+
+
+def as_text(text: str) -> str:
+    """How an override that Hydra's grammar does not take is typed, where its value is a text with odd characters."""
+    key, equals, value = text.partition("=")
+    plain = f"{key}={quoted(value)}"
+    try:
+        OverridesParser.create().parse_override(plain)
+    except HydraException:
+        return ""
+    return f'; a value with such characters stands in quotes of its own: "{plain}"' if equals else ""
 
 
 def single_values(overrides: list[str], loader: ConfigLoader) -> Iterator[str]:
@@ -67,7 +86,7 @@ def explain_override(text: str, config: DictConfig, loader: ConfigLoader) -> str
 
     override: Override = OverridesParser.create(config_loader=loader).parse_override(text)
     key = override.key_or_group
-    options = loader.get_group_options(key)
+    options = sorted({*loader.get_group_options(key), *own_options(key, config)})
     if options:
         value = str(override.value())
         if value in options and override.package is not None:  # an option inside a group's own, not of the defaults
@@ -95,6 +114,13 @@ def explain_override(text: str, config: DictConfig, loader: ConfigLoader) -> str
     return None
 
 
+def own_options(group: str, config: DictConfig) -> Iterator[str]:
+    """The options of a group in folders that were added on the command line."""
+    for source in config.hydra.runtime.config_sources:
+        if source.schema == "file":
+            yield from (file.stem for file in (Path(source.path) / group).glob("*.yaml"))
+
+
 def same_name(name: str, config: DictConfig) -> str:
     """`; did you mean group.key?` for the first group with a key of that very name."""
     groups = [str(group) for group, node in config.items() if isinstance(node, DictConfig) and name in node]
@@ -106,6 +132,9 @@ def of_system(error: BaseException, *, started: bool) -> str | None:
 
     Once a run has started, a file that is missing is a mistake in the program.
     """
+    if lacks_memory(error):
+        less = "a smaller hardware.micro_batch, grpo.group_size or grpo.max_new_tokens"
+        return f"out of memory: {one_line(error)[:SAID]}; {less} needs less, and hardware.fit=true finds what fits"
     cause = error if isinstance(error, OSError) else error.__cause__
     if not isinstance(cause, OSError) or cause.strerror is None:
         return None
@@ -117,6 +146,12 @@ def of_system(error: BaseException, *, started: bool) -> str | None:
     if isinstance(cause, PermissionError) and cause.filename:
         return f"{said}; it needs the right to be read, or written, by who types this"
     return None
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether a device had no more memory; of a CPU's allocator, and of CUDA's libraries, only the message says so."""
+    said = f"{type(error).__name__}: {error}"
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(w in said for w in NO_MEMORY))
 
 
 def lacks_space(error: object) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from rookexp import __version__, boards, checkpoint, chess_text, report, run_info, runs
+from rookexp import __version__, boards, checkpoint, chess_text, measures, report, run_info, runs
 from rookexp.errors import DataError
 from rookexp.models import weights
 from rookexp.models.gpt2 import GPT2
@@ -30,7 +30,7 @@ print(tokenizer.decode(model.generate(**prompt, max_new_tokens=160, do_sample=Fa
 
 `P: <FEN>` asks for an analysis: up to five moves after `M:`, their evaluations in pawns for the side to move after
 `E:`, and one of the moves after `B:`. `A: <FEN>+<move>+<last moves>+` asks for the next position, a reward and two
-flags. With rookexp:
+flags. `{name}` stands for this folder, or for its id on the Hub. With rookexp:
 
 ```bash
 python -m rookexp.evaluate model.path={name}{asked}  # figures on positions of yours, with intervals
@@ -123,7 +123,7 @@ def shown(path: str) -> str:
 
 
 def training(origin: Origin) -> Iterator[str]:
-    """Command, steps, seeds, code, parts, and the whole configuration."""
+    """Command, steps, seeds, code, parts, and the configuration."""
     run, info = origin.run, origin.info
     door = "train" if "grpo" in run.config else "pretrain"
     typed = run.overrides or tuple(info.get("argv", ())[1:])
@@ -144,7 +144,8 @@ def training(origin: Origin) -> Iterator[str]:
     if "corpus" in run.config:
         yield f"- Corpus: {portable(run.config['corpus'])}"
     kept = {key: value for key, value in run.config.items() if runs.told(key) or key == runs.SEED}
-    yield f"\n<details><summary>Whole configuration</summary>\n\n```yaml\n{dumped(kept)}```\n\n</details>"
+    heading = "Configuration, as far as it shapes the result"
+    yield f"\n<details><summary>{heading}</summary>\n\n```yaml\n{dumped(kept)}```\n\n</details>"
 
 
 def command(door: str, typed: Sequence[str]) -> str:
@@ -165,7 +166,9 @@ def figures(origin: Origin) -> Iterator[str]:
     if asked[0] == asked[-1] < origin.step:
         yield f"The run has logged no evaluation after that of step {asked[0]} and up to this step."
         return
-    yield f"{measured(run.config)} One run, so no interval and no claim about other seeds.\n"
+    count = len(measures.last_answers(run.folder))
+    some = f" {count} prompts were asked." if count else ""
+    yield f"{measured(run.config)}{some} One run, so no interval and no claim about other seeds.\n"
     yield f"| metric | step {asked[0]} | step {asked[-1]} |\n|---|---|---|"
     yield from (f"| {name} | {before:.4g} | {after:.4g} |" for name, before, after in table)
     verdict = run.summary.get("verdict")

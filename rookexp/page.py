@@ -39,6 +39,7 @@ def html(comparison: Comparison) -> str:
         "runs": tables.runs_table(comparison),
         "ends": tables.ends(comparison),
         "legend": "".join(f"<p>{escape(line).replace('`', '')}</p>" for line in wording.LEGEND),
+        "figures": tables.definitions(),
         "data": _script_safe(json.dumps(_data(comparison), separators=(",", ":"), allow_nan=False)),
     }
     body = Template(_asset("page.html")).substitute(parts)
@@ -88,9 +89,10 @@ def _data(comparison: Comparison) -> dict[str, Any]:
 
 def _panel(members: Sequence[Point], metric: str) -> list[dict[str, Any]]:
     found = []
+    width = curves.bin_width(members, metric)
     for index, point in enumerate(members):
-        whole = curves.curve(point, metric)
-        for one in [*([whole] if whole else []), *curves.broken_off(point, metric)]:
+        whole = curves.curve(point, metric, width)
+        for one in [*([whole] if whole else []), *curves.broken_off(point, metric, width)]:
             entry: dict[str, Any] = {"p": index, "x": one.steps, "y": one.mean, "n": one.seeds, "bin": one.per_place}
             if one.low:
                 entry |= {"lo": one.low, "hi": one.high}

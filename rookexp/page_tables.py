@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -15,6 +16,7 @@ from rookexp.points import Comparison, Point
 from rookexp.statistics import Difference
 
 MAX_COLUMNS = 8  # settings that have a column each; more are one text
+OWN = re.compile(r"^step \d+: | \([^()]*\)$")  # of a reason, what is of one run alone: its step, its values
 MAX_MATRIX = 12  # points that have a column each in the table of settings
 BADGES = {
     "higher": "good",
@@ -25,6 +27,7 @@ BADGES = {
     "identical": "same",
     "cannot tell": "unsure",
 }
+NO_REFERENCE = "not measured: without a KL coefficient there is no reference"
 SHORT = {  # headings
     "kl": "KL", "kl_share": "KL share", "dead_groups": "dead groups", "grad_norm_max": "grad norm, max",
     "seconds": "time", "tokens_per_s": "tokens/s",
@@ -35,6 +38,7 @@ def points_table(comparison: Comparison) -> str:
     """The table of points: settings, figures with intervals, and the same beside the baseline."""
     keys = list(comparison.baseline.settings)
     own = keys if len(keys) <= MAX_COLUMNS else []
+    alone = len(comparison.points) == 1
     figures = [name for name in FIGURES if any(point.by_seed(name) for point in comparison.points)]
     scale = _scale([value for p in comparison.points for value in p.by_seed(comparison.main).values()])
     head = [_th("curve", "draw this point's curves", "curve"), _th("point", "trial or folder", "point")]
@@ -52,12 +56,12 @@ def points_table(comparison: Comparison) -> str:
             head.append(
                 _th("", "seeds (dots), mean and interval; dashed: the baseline", f"{name}_drawn", sortable=False)
             )
-            head.append(_th("beside baseline", "by the rule below the table", "beside"))
+            head += [] if alone else [_th("beside baseline", "by the rule below the table", "beside")]
     head.append(_th("verdict", "runs whose verdict is PASS", "verdict"))
     rows = []
     for index, point in enumerate(comparison.points):
         base = point is comparison.baseline
-        name = escape(point.name) + (' <span class="tag">baseline</span>' if base else "")
+        name = escape(point.name) + (' <span class="tag">baseline</span>' if base and not alone else "")
         cells = [
             _td(f'<input type="checkbox" data-point="{index}" aria-label="draw {escape(point.name)}">', 0),
             f'<th scope="row" data-sort="{index}">{name}</th>',
@@ -72,7 +76,7 @@ def points_table(comparison: Comparison) -> str:
             cells.append(_figure(point, figure, beside))
             if figure == comparison.main:
                 cells.append(_td(_forest(point, comparison.baseline, figure, scale), 0))
-                cells.append(_word(beside, base, comparison.minimized))
+                cells += [] if alone else [_word(beside, base, comparison.minimized)]
         cells.append(_td(*_passed(point)))
         rows.append(f'<tr data-row="{index}"{" class=base" if base else ""}>{"".join(cells)}</tr>')
     return _table("points", head, rows, "values")
@@ -90,10 +94,10 @@ def _figure(point: Point, figure: str, beside: Difference | str | None) -> str:
     """A cell with the value and, for the other view, the difference from the baseline."""
     found = point.interval(figure)
     if math.isnan(found.value):
-        return _td('<span class="v">-</span><span class="d">-</span>', math.nan)
+        why = f' title="{NO_REFERENCE}"' if figure == "kl" else ""
+        return _td(f'<span class="v"{why}>-</span><span class="d">-</span>', math.nan)
     spell = duration if figure == "seconds" else wording.number
-    low = max(found.low, 0) if figure == "seconds" else found.low
-    bounds = "" if math.isnan(low) else f"<small>{spell(low)} to {spell(found.high)}</small>"
+    bounds = "" if math.isnan(found.low) else f"<small>{spell(found.low)} to {spell(found.high)}</small>"
     shown = f'<span class="v">{spell(found.value)}{bounds}</span>'
     if isinstance(beside, Difference) and beside.n:
         span = beside.interval
@@ -242,7 +246,7 @@ def ends(comparison: Comparison) -> str:
             place = f"{run.folder.name} ({point.name}, {step})"
             if run.status != "finished":
                 why = run.reason or ("still running, or killed" if run.status == "running" else "no reason noted")
-                reasons.setdefault(f"{run.status}: {why}", []).append(place)
+                reasons.setdefault(f"{run.status}: {OWN.sub('', why)}", []).append(place)
             for line in (run.summary.get("verdict") or {}).get("reasons", ()):
                 if line.startswith("FAIL"):
                     criteria.setdefault(_criterion(line), []).append(
@@ -268,6 +272,11 @@ def _listed(heading: str, items: Sequence[str]) -> str:
     return (
         f"<details{unfolded}><summary>{escape(heading)} <b>&times; {len(items)}</b></summary><ul>{inner}</ul></details>"
     )
+
+
+def definitions() -> str:
+    """What each figure is."""
+    return "".join(f"<li><b>{SHORT.get(name, name)}</b>: {escape(about)}</li>" for name, (about, *_) in FIGURES.items())
 
 
 def notes(comparison: Comparison) -> str:

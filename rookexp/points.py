@@ -47,8 +47,8 @@ class Point:
         return [bool(run.summary["verdict"]["passed"]) for run in self.runs if run.summary.get("verdict")]
 
     def interval(self, figure: str) -> Interval:
-        """Mean over the seeds of finished runs, with Student's t interval."""
-        return statistics.mean(list(self.by_seed(figure).values()))
+        """Mean over the seeds of finished runs, with Student's t interval, as far as the figure can have its values."""
+        return measures.possible(figure, statistics.mean(list(self.by_seed(figure).values())))
 
     def unlike(self, other: Point, figure: str) -> str | None:
         """Why a figure is not the same measure in the two, as under two rewards; None where it is."""
@@ -246,12 +246,13 @@ def _beside(point: Point, base: Point, main: str, comparisons: int) -> dict[str,
 
 def _notes(points: Sequence[Point], varying: Mapping[str, tuple[Any, ...]]) -> list[str]:
     notes = []
-    short = [point for point in points if len(point.finished) < len(point.runs)]
-    if short:
+    if short := [point.name for point in points if 0 < len(point.finished) < len(point.runs)]:
         notes.append(
-            f"{', '.join(point.name for point in short[:SHOWN])}{', ...' if len(short) > SHOWN else ''}: some runs did "
-            "not finish; figures and intervals are of those that did, which flatters a point that fails often"
+            f"{_listed(short)}: some runs did not finish; figures and intervals are of those that did, which flatters "
+            "a point that fails often"
         )
+    if unmeasured := [point.name for point in points if not point.finished]:
+        notes.append(f"{_listed(unmeasured)}: no run finished, so there are no figures")
     for run in (run for point in points for run in point.runs):
         if anew := _anew(run):
             notes.append(f"{run.folder.name} went on with {', '.join(anew)}: it stands here as if it had begun so")
@@ -267,6 +268,10 @@ def _notes(points: Sequence[Point], varying: Mapping[str, tuple[Any, ...]]) -> l
     if "steps" in varying or len(steps) > 1:
         notes.append("the runs have different numbers of steps: a longer one had more to learn from")
     return notes
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:SHOWN])}{', ...' if len(names) > SHOWN else ''}"
 
 
 def _anew(run: Run) -> list[str]:

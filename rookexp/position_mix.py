@@ -23,7 +23,7 @@ from rookexp.tasks import positions
 KINDS = ("opening", "middlegame", "endgame")
 COLOURS = {chess.WHITE: "white", chess.BLACK: "black"}
 ATTEMPTS = 20_000  # draws in a row that give nothing new: there are no more such positions
-SHEET_COLUMNS, SCALE, MARGIN, CAPTION = 6, 0.5, 12, 16  # of the sheet; lengths in its own pixels
+SHEET_COLUMNS, SCALE, MARGIN, CAPTION, HEADING = 6, 0.5, 12, 16, 24  # of the sheet; lengths in its own pixels
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,8 @@ class PositionMix:
     least `endgame_pieces` pieces; endgame: constructed, fewer pieces than that. Distinct is by
     `positions.position_key`, which a symmetry does not change. Everything depends on the arguments alone.
     """
+
+    files = ("positions.jsonl", "positions.json", "positions.svg")  # the positions, the report and the sheet
 
     def __init__(
         self,
@@ -77,7 +79,7 @@ class PositionMix:
         return [self._new(kind, turn, rng, seen) for kind, turn in in_turns(count, self.shares)]
 
     def write(self, folder: Path) -> str:
-        """Writes positions.jsonl, positions.json (the report) and positions.svg (the sheet); returns the report.
+        """Writes `files`; returns the report.
 
         Raises: DataError where a file cannot be written, or there are not so many positions.
         """
@@ -86,9 +88,9 @@ class PositionMix:
         rows = [{"fen": each.board.fen(en_passant="fen"), "kind": each.kind, "plies": each.plies} for each in found]
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            write_atomic(folder / "positions.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-            write_atomic(folder / "positions.json", text + "\n")
-            write_atomic(folder / "positions.svg", contact_sheet(self.sampled(found)))
+            texts = "".join(json.dumps(row) + "\n" for row in rows), text + "\n", contact_sheet(self.sampled(found))
+            for name, content in zip(self.files, texts, strict=True):
+                write_atomic(folder / name, content)
         except OSError as error:
             raise DataError(f"{folder}: cannot be written ({error})") from error
         return text
@@ -147,17 +149,19 @@ def _spread(values: Sequence[int]) -> dict[str, float]:
 
 def contact_sheet(found: Sequence[Found]) -> str:
     """An SVG of the boards in rows of six, the side to move below, each with its kind, ply and number of pieces."""
+    title = f"{len(found)} positions, the side to move below"
     side = boards.SIZE * SCALE
     wide, high = side + MARGIN, side + MARGIN + CAPTION
     rows = -(-len(found) // SHEET_COLUMNS)
-    width, height = SHEET_COLUMNS * wide + MARGIN, rows * high + MARGIN
+    width, height = SHEET_COLUMNS * wide + MARGIN, rows * high + MARGIN + HEADING
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}">',
         f"<defs>{boards.pieces()}</defs>",
-        '<rect width="100%" height="100%" fill="#ffffff"/>',
+        f'<title>{title}</title><rect width="100%" height="100%" fill="#ffffff"/>',
+        f'<text x="{MARGIN}" y="{HEADING - 4}" font-family="sans-serif" font-size="14">{title}</text>',
     ]
     for i, each in enumerate(found):
-        x, y = MARGIN + i % SHEET_COLUMNS * wide, MARGIN + i // SHEET_COLUMNS * high
+        x, y = MARGIN + i % SHEET_COLUMNS * wide, HEADING + MARGIN + i // SHEET_COLUMNS * high
         drawn = boards.position(chess_text.p_prompt(each.board.fen())) or ""
         at = "" if each.plies is None else f", ply {each.plies}"
         said = f"{each.kind}{at}, {each.pieces} pieces, {COLOURS[each.board.turn]}"

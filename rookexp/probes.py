@@ -13,14 +13,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from rookexp import generate
+from rookexp import generate, mistakes
 from rookexp.errors import ConfigError
 from rookexp.generate import Sampling
 from rookexp.hardware import GIB, Memory
 from rookexp.trainer import Trainer
 from rookexp.types import Experience
 
-FULL = ("DefaultCPUAllocator", "out of memory", "ALLOC_FAILED")
 NO_END = -1  # the id of no token, so that no row ends early
 SHARE = 0.85  # of the memory; the rest is for fragments and for what other programs begin to take
 
@@ -107,7 +106,7 @@ def measured(trainer: Trainer, case: WorstCase, rows: int, memory: Memory) -> Ru
             probe.update(step, experience)  # which waits for the device
             seconds = time.perf_counter() - began
     except RuntimeError as error:
-        if not is_out_of_memory(error):
+        if not mistakes.lacks_memory(error):
             raise
         peak = None
     else:
@@ -161,7 +160,7 @@ def decoded(
             with autocast():
                 generate.sample(policy, [ids] * prompts, range(rows), case.sampling, NO_END)
         except RuntimeError as error:
-            if not is_out_of_memory(error):
+            if not mistakes.lacks_memory(error):
                 raise
             return Rung(rows, None, None, None, case.what)
         peak, seconds = memory.peak(), time.perf_counter() - began
@@ -225,9 +224,3 @@ def refuse_what_cannot_be_decoded(rungs: Sequence[Rung], cases: Sequence[Decodin
                 f"hardware.fit=true: {case.what} of {rows} takes {found}; allowed: at most {SHARE:.0%} of the "
                 f"memory; {remedies[case.what]}, or raise hardware.memory_gib where it is set"
             )
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether the device had no more; of a CPU's allocator, and of CUDA's own libraries, only the message says so."""
-    said = str(error)
-    return isinstance(error, torch.OutOfMemoryError) or any(words in said for words in FULL)

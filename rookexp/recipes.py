@@ -45,14 +45,14 @@ def taken_out(overrides: Sequence[str], config_name: str, searchpath: Sequence[s
     return [text for text in changes if text not in overrides]
 
 
-def typed(overrides: Sequence[str], config_name: str) -> list[str]:
-    """The overrides without those that `taken_out` has put first."""
+def typed(overrides: Sequence[str], config_name: str, searchpath: Sequence[str] = ()) -> list[str]:
+    """The overrides without those that `taken_out` has put first; `searchpath` as there."""
     if not any(text.startswith(f"{RECIPES}=") for text in overrides):
         return list(overrides)
     options = [
         text for text in overrides if "=" in text and (text.startswith(f"{RECIPES}=") or _is_group(text.split("=")[0]))
     ]
-    added = taken_out(options, config_name)
+    added = taken_out(options, config_name, searchpath)
     return [text for text in overrides if text not in added]
 
 

@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from rookexp.console import duration, reader
+from rookexp.track import CURVES
 from rookexp.verdict import WINDOW, Rows, Verdict, column, moving_average
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ BY_COLOUR = (
     ("eval/best_is_engine_black", "black to move", "#1f2a44"),
 )
 BLUE, GREY = "#2f6fb5", "#9fb4cc"
+LEGEND: dict[str, Any] = {"fontsize": 8, "frameon": False}
 
 
 def before_after(rows: Rows) -> list[tuple[str, float, float]]:
@@ -84,10 +86,9 @@ def renderables(
         word, style = ("PASS", "bold green") if verdict.passed else ("FAIL", "bold red")
         parts += [Text(f"verdict: {word}", style=style), ""]
     cost = costs(rows)
-    line = [f"{cost['steps']:.0f} steps"]
-    line += [duration(cost["seconds"])] if "seconds" in cost else []
+    line = [f"{cost['steps']:.0f} steps" + (f" in {duration(cost['seconds'])}" if "seconds" in cost else "")]
     line += [f"{cost['tokens_per_s']:.0f} tokens/s"] if "tokens_per_s" in cost else []
-    return [*parts, ", ".join(line), f"run folder: {folder}"]
+    return [*parts, ", ".join(line), f"curves: {folder / CURVES}", f"run folder: {folder}"]
 
 
 def plot(rows: Rows, path: Path, *, title: str) -> None:
@@ -119,8 +120,8 @@ def plot(rows: Rows, path: Path, *, title: str) -> None:
         axes.grid(alpha=0.25, linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
         axes.margins(x=0.01)
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(fontsize=8, frameon=False)
+        if axes.get_legend() is None and axes.get_legend_handles_labels()[0]:
+            axes.legend(**LEGEND)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
 
@@ -140,8 +141,11 @@ def _reward(axes: Any, rows: Rows) -> None:
 
 def _curve(axes: Any, rows: Rows, name: str, title: str, ylabel: str) -> None:
     x, y = column(rows, name)
-    axes.plot(x, y, linewidth=0.8, color=GREY)
-    axes.plot(x, moving_average(y), linewidth=1.6, color=BLUE, label=f"mean of the last {WINDOW}")
+    if len(y) < WINDOW:
+        axes.plot(x, y, marker="o", markersize=3, linewidth=1.2, color=BLUE)
+    else:
+        axes.plot(x, y, linewidth=0.8, color=GREY, label="each step")
+        axes.plot(x, moving_average(y), linewidth=1.6, color=BLUE, label=f"mean of the last {WINDOW}")
     axes.set(title=title, ylabel=ylabel)
 
 
@@ -168,10 +172,12 @@ def _grad_norm(axes: Any, rows: Rows) -> None:
 
 
 def _by_colour(axes: Any, rows: Rows) -> None:
-    for name, label, colour in BY_COLOUR:
-        x, y = column(rows, name)
-        axes.plot(x, 100 * y, marker="o", markersize=2.5, linewidth=1.2, color=colour, label=label)
-    axes.set(title="Greedy best move (B:) is the engine's", ylabel="% of positions", ylim=(-2, 102))
+    for (name, label, colour), (style, width) in zip(BY_COLOUR, (("-", 2.6), ("--", 1.3)), strict=True):
+        x, y = column(rows, name)  # where both are the same, both are seen
+        axes.plot(x, 100 * y, style, marker="o", markersize=2.5, linewidth=width, color=colour, label=label)
+    axes.set(title="Greedy best move (B:) is the engine's", ylabel="% of positions", ylim=(-2, 118))
+    axes.set_yticks(range(0, 101, 20))
+    axes.legend(loc="upper left", ncols=2, **LEGEND)  # above 100 %
 
 
 def _table(figures: Sequence[tuple[str, float, float]]) -> RenderableType:
@@ -192,5 +198,5 @@ def _score(reward: Any) -> str:
 
 
 def _shortened(text: str) -> str:
-    line = " ".join(text.split())
+    line = " ".join(text.split()) or (f"({len(text)} characters, all of them space)" if text else "(empty)")
     return line if len(line) <= MAX_TEXT else line[: MAX_TEXT - 1] + "…"

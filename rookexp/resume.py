@@ -10,6 +10,7 @@ from pathlib import Path
 import yaml
 
 from rookexp import check
+from rookexp.composing import SEARCHPATH, quoted
 from rookexp.files import write_atomic
 from rookexp.run_info import OVERRIDES, SAVED
 
@@ -73,6 +74,9 @@ def read_saved(folder: Path, value: str) -> Saved:
         overrides, about = (yaml.safe_load((folder / name).read_text(encoding="utf-8")) for name in (OVERRIDES, HYDRA))
         paths = {source["provider"]: source["path"] for source in about["hydra"]["runtime"]["config_sources"]}
         name = about["hydra"]["job"]["config_name"]
+        overrides += [
+            text for text in about["hydra"].get("overrides", {}).get("hydra", ()) if text.startswith(SEARCHPATH)
+        ]
         found = {"--config-dir": paths.get("command-line"), "--config-name": name}
         return Saved(name, list(overrides), {flag: text for flag, text in found.items() if text})
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
@@ -86,13 +90,9 @@ def key_of(override: str) -> str:
 
 def unquoted(text: str) -> str:
     """The text without the quotes that Hydra's grammar asks for around odd characters."""
-    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
-
-
-def quoted(folder: Path) -> str:
-    """The folder as Hydra's grammar takes it, whatever characters are in it."""
-    text = str(folder).replace("\\", "\\\\").replace("'", "\\'").replace("${", "\\${")
-    return f"'{text}'"
+    if len(text) < 2 or text[0] != text[-1] or text[0] not in "'\"":
+        return text
+    return text[1:-1].replace(f"\\{text[0]}", text[0])
 
 
 def note(folder: Path, overrides: Sequence[str], about: str) -> None:

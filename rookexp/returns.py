@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from rookexp import ops
 from rookexp.types import Stages
 
+ROUNDING = 1e-5  # of the largest number: returns that differ by less are equal, for each is a sum of many tokens
 VAR_EPS = 1e-8  # added to the variance that `whiten` divides by, as TRL and verl do
 
 
@@ -229,12 +230,13 @@ def explained_variance(
 ) -> Float[Tensor, ""]:
     """1 - Var(R - V) / Var(R) over completion tokens, <= 1: 1 if V is R up to a constant, 0 if V is a constant.
 
-    0 when the returns are all equal, where there is nothing to explain. Source: Huang et al. 2022, CleanRL.
+    0 when the returns are all equal, up to the rounding of R = A + V, where there is nothing to explain.
+    Source: Huang et al. 2022, CleanRL.
     """
-    tokens = returns[mask]
-    if _all_equal(tokens):
+    tokens, known = returns[mask], values[mask]
+    if _all_equal(tokens) or tokens.amax() - tokens.amin() <= ROUNDING * torch.cat((tokens, known)).abs().amax():
         return tokens.new_zeros(())
-    return 1 - (tokens - values[mask]).var() / tokens.var()
+    return 1 - (tokens - known).var() / tokens.var()
 
 
 def _all_equal(x: Tensor) -> bool:

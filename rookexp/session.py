@@ -201,7 +201,7 @@ def train(training: Training, config: Mapping[str, Any], folder: Path, trial: Tr
             }
             | ({} if training.subject is None else {track.ANSWERS: training.subject.greedy.answers()})
         )
-        title = f"{config['task_name']}, seed {config['seed']}"
+        title = f"{config['task_name']}, seed {config['seed']}: {folder.name}"
         report.plot(rows, folder / track.CURVES, title=title)  # before the trackers close: W&B keeps it
     if trial is not None:
         trial.finished(rows)
@@ -299,6 +299,8 @@ def hint(status: str, signal: str, folder: Path, command: str) -> None:
     if status not in ("finished", "pruned") and checkpoint.latest(folder) is not None:
         cause = f" by {signal}" if signal else ""
         print(f"{status}{cause}; to go on type: {command}", file=sys.stderr)
+    elif status == "diverged":
+        print(f"{status}; what it logged: {folder / track.METRICS}", file=sys.stderr)
 
 
 def ending(error: BaseException) -> tuple[str, str]:

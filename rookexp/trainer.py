@@ -170,10 +170,11 @@ class Trainer:
             terms.append(replace(micro, terms={name: term.detach() for name, term in micro.terms.items()}))
         norm = nn.utils.clip_grad_norm_(self.parameters, self.grad_clip).to(device)  # without any row it is on the CPU
         if not torch.isfinite(norm):
-            values = ", ".join(f"{name} {value:.4g}" for name, value in _means(terms, [norm], 1).items())
+            found = {name: value for name, value in _means(terms, [norm], 1).items() if name.startswith("loss")}
+            values = ", ".join(f"{name} {value:.4g}" for name, value in found.items())
             raise TrainingDiverged(
-                f"step {step + 1}: the gradient is not finite; so far {values}. The weights were not changed by it. "
-                "Lower optim.lr, or check what is learned from: the rewards or the documents"
+                f"step {step + 1}: the gradient is not finite, and the weights were not changed by it; lower optim.lr, "
+                f"or check what is learned from: the rewards or the documents ({values})"
             )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

@@ -30,6 +30,8 @@ class TransitionMix:
     Classes are those of `a_documents.a_documents`. Everything depends on the arguments alone.
     """
 
+    files = ("transitions-train.txt", "transitions-eval.txt")
+
     def __init__(
         self,
         *,
@@ -66,8 +68,8 @@ class TransitionMix:
         sets = self.make()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for name, texts in sets.items():
-                write_atomic(folder / f"transitions-{name}.txt", "".join(f"{t}\n" for t in texts))
+            for name, texts in zip(self.files, sets.values(), strict=True):
+                write_atomic(folder / name, "".join(f"{t}\n" for t in texts))
         except OSError as error:
             raise DataError(f"{folder}: cannot be written ({error})") from error
         counts = {name: self._quotas(len(texts)) for name, texts in sets.items()}

@@ -207,6 +207,7 @@ class Engine:
         if "searchmoves" in words:
             legal = legal & set(words) or legal
         if not legal:
+            self.tell("no legal move in this position")
             self.send("bestmove (none)")
             return
         player = self._player()

@@ -99,7 +99,8 @@ def judge(
     dead = _dead_share(x, y, np.asarray(dead_share[0], float), np.asarray(dead_share[1], float))
     dead_text = "not logged" if np.isnan(dead) else f"{dead:.2f} while learning"
     per_100 = [100 * value for value in (slope.value, slope.low, slope.high)]
-    kl_text = "no KL term" if kl_share is None else f"median of the last {WINDOW} steps {late_kl:.2f}"
+    digits = ".1g" if abs(late_kl) < 0.005 else ".2f"
+    kl_text = "no KL term" if kl_share is None else f"median of the last {WINDOW} steps {late_kl:{digits}}"
     criteria = (
         (greedy_end > greedy_start, f"greedy reward: {greedy_start:.3f} -> {greedy_end:.3f} (higher at the end)"),
         (
@@ -124,9 +125,9 @@ def judge(
         "values": float(len(y)),
         "greedy_start": greedy_start,
         "greedy_end": greedy_end,
-        "slope": slope.value,
-        "slope_low": slope.low,
-        "slope_high": slope.high,
+        "slope": per_100[0],
+        "slope_low": per_100[1],
+        "slope_high": per_100[2],
         "autocorrelation": slope.autocorrelation,
         "kl_share": late_kl,
         "grad_growth": growth,

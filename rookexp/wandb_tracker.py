@@ -67,13 +67,16 @@ class WandbTracker(Tracker):
             return
         try:
             import wandb
-        except ImportError as error:
+        except Exception as error:  # not installed, or beside packages that it cannot be imported with
+            why = "not installed" if isinstance(error, ModuleNotFoundError) else f"not usable, {first_line(error)}"
             if self.mode != "auto":
-                raise ConfigError(f"wandb mode={self.mode}, but no package; type `pip install wandb`") from error
-            print("wandb: not installed (`pip install wandb`); metrics are in the run folder", flush=True)
+                raise ConfigError(f"wandb mode={self.mode}, but no package: {why}; type `pip install wandb`") from error
+            print(f"wandb: {why} (`pip install wandb`); metrics are in the run folder", flush=True)
             return
         service = os.environ.get("WANDB_BASE_URL") or wandb.Settings().base_url
         key = key_at_hand(service)
+        if self.mode == "offline" or not key:  # W&B's own telemetry would go out all the same
+            os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         if self.mode == "online" and not key:
             raise ConfigError("wandb mode=online without a key; type `wandb login`, or use mode=auto or mode=offline")
         if self.mode == "online" or (self.mode == "auto" and key and service not in SILENT):
@@ -162,10 +165,10 @@ def key_at_hand(base_url: str) -> bool:
     if os.environ.get("WANDB_API_KEY"):
         return True
     named = os.environ.get("NETRC")
-    for path in [Path(named)] if named else [Path.home() / ".netrc", Path.home() / "_netrc"]:
+    for path in [named] if named else ["~/.netrc", "~/_netrc"]:
         try:
-            hosts = netrc.netrc(path).hosts
-        except (OSError, netrc.NetrcParseError):
+            hosts = netrc.netrc(Path(path).expanduser()).hosts
+        except (OSError, RuntimeError, ValueError, netrc.NetrcParseError):  # no file, no home, no text
             continue
         if any(host == urlsplit(base_url).netloc or "wandb" in host for host in hosts):
             return True

@@ -47,6 +47,8 @@ def number(value: float) -> str:
     if math.isnan(value) or value == 0:
         return "-" if value else "0"
     size = abs(value)
+    if size < 0.001:
+        return f"{value:.2g}"
     return f"{value:.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.{3 if size >= 0.1 else 4}f}"
 
 
@@ -59,6 +61,12 @@ def interval(found: Interval) -> str:
     """`0.52 [0.41, 0.63]`; the value alone where there is no interval."""
     bounds = "" if math.isnan(found.low) else f" [{number(found.low)}, {number(found.high)}]"
     return f"{number(found.value)}{bounds}"
+
+
+def change(found: Interval) -> str:
+    """A difference: `+0.12 [+0.01, +0.23]`; the value alone where there is no interval."""
+    bounds = "" if math.isnan(found.low) else f" [{signed(found.low)}, {signed(found.high)}]"
+    return f"{signed(found.value)}{bounds}"
 
 
 def seeds(n: int) -> str:
@@ -146,7 +154,8 @@ def _on_prompts(base: Point, other: Point) -> list[str]:
     """What single runs can be asked: whether these two models answer these prompts differently."""
     if not (base.finished and other.finished):
         return []
-    pair = other.finished[0], base.finished[0]
+    pairs = [(one, two) for one in other.finished for two in base.finished]
+    pair = next((each for each in pairs if each[0].seed == each[1].seed), pairs[0])
     if measures.asked_apart(*(measures.asked([run]) for run in pair)):
         return []
     ours, theirs = (
@@ -166,10 +175,14 @@ def _on_prompts(base: Point, other: Point) -> list[str]:
         else ""
     )
     return [
-        f"What can be said of these two models, not of the settings: on the {found.n} prompts that both were asked, "
-        f"{other.name} is better on {better}, worse on {worse} and equal on {found.n - better - worse}; mean "
-        f"difference {signed(found.interval.value)}{span}. Another seed may turn it round."
+        f"What can be said of two models, not of the settings ({_of_seeds(*pair)}): on the {found.n} prompts that both "
+        f"were asked, {other.name} is better on {better}, worse on {worse} and equal on {found.n - better - worse}; "
+        f"mean difference {signed(found.interval.value)}{span}. Another seed may turn it round."
     ]
+
+
+def _of_seeds(one: runs.Run, other: runs.Run) -> str:
+    return f"both of seed {one.seed}" if one.seed == other.seed else f"of seeds {one.seed} and {other.seed}"
 
 
 def _asked(row: dict[str, object]) -> str:
@@ -203,7 +216,10 @@ def _many(comparison: Comparison) -> list[str]:
         return [*lines, same, *_failed(comparison.points)]
     spread = interval(found) + (f" over {seeds(len(best.by_seed(figure)))}")
     word = "Lowest" if comparison.minimized else "Highest"
-    lines.append(f"{word} mean {figure}: {best.name} ({settings(best)}), {spread}.")
+    word += " mean" if len(best.by_seed(figure)) > 1 else ""
+    ties = [p.name for p in measured if p is not best and p.by_seed(figure) == best.by_seed(figure)]
+    equal = f"; the same in {_first(ties, most=8)}" if ties else ""
+    lines.append(f"{word} {figure}: {best.name} ({settings(best)}), {spread}{equal}.")
     if best is not base:
         lines.append("Beside the baseline: " + _judged(base, best, figure, comparison.beside[best.name].get(figure)))
     lines.append(_counted(comparison))

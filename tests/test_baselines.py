@@ -125,6 +125,12 @@ def test_leave_one_out_is_undivided_where_the_others_agree():
     assert of(BASELINES["leave-one-out"], torch.tensor([[3.0, 1.0]])).tolist() == [[2, -2]]
 
 
+def test_leave_one_out_takes_rounding_for_no_difference():
+    exact, rounded = (of(LeaveOneOut(std_eps=1e-6), torch.tensor([[0.9, 0.9, r, 0.89]]))[0] for r in (0.9, 0.9000001))
+    torch.testing.assert_close(rounded, exact, atol=1e-4, rtol=0)
+    assert exact[-1].item() == pytest.approx(-0.01, abs=1e-6)
+
+
 @pytest.mark.parametrize("size", [2, 3, 4, 7])
 def test_leave_one_out_is_the_formula_of_the_others(size):
     rewards = torch.tensor([0.3, 1.0, -0.4, 0.1, 2.0, 0.7, -1.1], dtype=torch.float64)[None, :size]

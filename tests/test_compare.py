@@ -121,7 +121,7 @@ def test_other_prompts_and_other_rewards_are_not_compared(tmp_path: Path) -> Non
     assert found.beside["d"]["kl"] == "not the same measure: grpo.temperature differs"
     assert isinstance(found.beside["d"]["gain"], Difference)
     assert any("not on one scale" in note for note in found.notes)
-    assert "Highest mean gain: a (" in words(tmp_path)  # what is on another scale is no candidate
+    assert "Highest gain: a (" in words(tmp_path)  # what is on another scale is no candidate
 
 
 def test_runs_that_did_not_finish_are_counted_and_not_averaged(tmp_path: Path) -> None:
@@ -219,6 +219,9 @@ def test_a_narrow_terminal_loses_no_point_and_no_word(
     lines = re.sub(r"\x1b\[[0-9;]*m", "", seen.getvalue()).splitlines()
     assert max(map(len, lines)) <= width
     assert "…" not in seen.getvalue()
+    words = "".join("".join(lines).split())
+    assert words.count("higher") >= 2, "a column that is cut off loses the word"
+    assert "5morecolumnsareinthefiles" in words
     assert all(any(line.split()[:1] == [name] for line in lines) for name in ("#0", "#1", "#2")), seen.getvalue()
 
 

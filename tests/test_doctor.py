@@ -764,7 +764,7 @@ def test_a_finding_ends_a_training_before_its_first_step(
         "FINDING max new tokens: the longest of 2 gold answers has 27 tokens with its end; likely a right answer cut "
         "off by grpo.max_new_tokens=9; set grpo.max_new_tokens to 27 or more."
     )
-    assert re.match(r"FINDING update: an update at the largest rate 1e-30 moves 0\.\d% of the \d+ weights", second)
+    assert re.match(r"FINDING update: an update at the largest rate 1e-30 moves 0\.\d % of the \d+ weights", second)
     cause = "a learning rate too small for the weights' precision"
     assert second.endswith(f"; likely {cause}; raise optim.lr, or shorten its warm-up.")
     assert not (tmp_path / "run" / "metrics.jsonl").exists()

@@ -354,6 +354,70 @@ def test_flags_may_stand_anywhere(enter: Any) -> None:
     assert [config["seed"] for config, _ in enter("steps=2", "-m", "seed=1,2").calls] == [1, 2]
 
 
+AWKWARD = ("x", "é", "it's", 'q"q', "a b (copy)", "x=1", "a[1]", "a#b~{c}", "$z,;", "a\\'b")
+
+
+@pytest.mark.parametrize("name", AWKWARD)
+@pytest.mark.parametrize("way", ["--config-dir", "hydra.searchpath"])
+def test_a_recipe_of_ones_own_gives_way_to_an_option_whatever_its_folder_is_called(
+    way: str, name: str, enter: Any, tmp_path: Path
+) -> None:
+    own = tmp_path / name / "options"
+    (own / "experiment").mkdir(parents=True)
+    (own / "experiment" / "own.yaml").write_text(
+        "# @package _global_\ndefaults: [{override /loss: clip}]\nloss: {clip_low: 0.111, clip_high: 0.222}\n"
+    )
+    place = f"hydra.searchpath=[{composing.quoted(f'file://{own}')}]"
+    where = ["--config-dir", str(own)] if way == "--config-dir" else [place]
+    plain, _ = enter("loss=gspo").calls[0]
+    found, _ = enter(*where, "experiment=own", "loss=gspo").calls[0]
+    assert found["loss"] == plain["loss"]
+    recipe, _ = enter(*where, "experiment=own").calls[0]
+    assert recipe["loss"]["clip_low"] == 0.111
+
+
+def test_a_typo_among_options_of_ones_own_names_them(
+    enter: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "é" / "kl").mkdir(parents=True)
+    (tmp_path / "é" / "kl" / "gentle.yaml").write_text("_target_: rookexp.coefficients.FixedKL\ncoef: 0.001\n")
+    with pytest.raises(SystemExit):
+        enter("--config-dir", "é", "kl=gentel")
+    said = capsys.readouterr().err
+    assert said.startswith("error: kl=gentel: allowed: adaptive, anneal, fixed, gentle, none, ")
+    assert said.endswith("; did you mean kl=gentle?\n")
+
+
+def test_a_value_with_odd_characters_says_how_it_is_typed(
+    enter: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        enter("model.path=/é (1)/it's")
+    said = capsys.readouterr().err
+    typed = """model.path='/é (1)/it\\'s'"""
+    assert said.endswith(f'; a value with such characters stands in quotes of its own: "{typed}"\n')
+    assert enter(typed).calls[0][0]["model"]["path"] == "/é (1)/it's"
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate")]
+)
+def test_memory_that_is_full_is_one_line(error: Exception, enter: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_status:
+        enter(error=error)
+    assert exit_status.value.code == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: out of memory: ")
+    assert "hardware.micro_batch" in said
+
+
+def test_the_doctors_help_is_its_own(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["doctor", "--help"])
+    with suppress(SystemExit):
+        doctor.main()
+    assert capsys.readouterr().out.startswith(doctor.HEADER)
+
+
 def test_users_options_are_found(enter: Any, tmp_path: Path) -> None:
     (tmp_path / "mine" / "kl").mkdir(parents=True)
     (tmp_path / "mine" / "kl" / "gentle.yaml").write_text("_target_: rookexp.coefficients.FixedKL\ncoef: 0.001\n")

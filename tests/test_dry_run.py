@@ -40,7 +40,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 def test_the_default_run_fits(run: Any) -> None:
     lines = run(f"eval.positions={ASSETS}/eval.jsonl")
     assert [line.split()[0] for line in lines] == ["ok"] * 6
-    assert "the task: steps 1 to 40, P 100.0%" in lines[0]
+    assert "the task: steps 1 to 40, P 100.0 %" in lines[0]
     assert lines[1].endswith("4 prompts trained, 4 evaluated, 0 of these on positions that are trained")
     assert "P: 8 earn 1 to 1, empty ones -0.38 to -0.38" in lines[2]
     assert "4 prompts x 24 completions = 96 rows a step, 1 updates of 96 rows; 40 steps ask 160 prompts" in lines[-1]
@@ -93,9 +93,9 @@ def test_phases_are_listed_and_those_that_are_not_reached_fail(capsys: Any) -> N
         dry_run.phases(table, task, dry_run.steps_of(task, steps), steps)
         assert table.failed == failed
     assert [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()] == [
-        "ok phase P: steps 1 to 10, P 100.0%",
-        "ok phase A: steps 11 to 30, A 100.0%",
-        "ok phase P: steps 1 to 10, P 100.0%",
+        "ok phase P: steps 1 to 10, P 100.0 %",
+        "ok phase A: steps 11 to 30, A 100.0 %",
+        "ok phase P: steps 1 to 10, P 100.0 %",
         "FAIL phases the run's 10 steps end before A; raise steps or shorten task.steps",
     ]
 

@@ -54,7 +54,7 @@ def test_the_page_is_whole_and_needs_no_network() -> None:
     }
     assert "<script>alert" not in html
     assert html.count("<script>") == 1
-    for words in ("90.0 %", "9 of 10", "100.0 %", "0.2 to 0.3", "median, n = 3", "a&amp;b, A"):
+    for words in ("90.0 %", "9 of 10", "100.0 %", "0.200 to 0.300", "median, n = 3", "a&amp;b, A"):
         assert words in html
     for name in exam_page.place_of("test.txt, P"), exam_page.place_of("a&b, A"):
         assert html.count(f'id="{name}"') == html.count(f'href="#{name}"') == 1

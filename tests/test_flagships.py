@@ -126,7 +126,7 @@ def test_black_repair_says_what_the_runs_recorded(flagships: ModuleType, three: 
         ("at least 500 held-out positions a colour", "10 Black, 10 White", "does not hold"),
         ("Black's B is the engine's best in less than 5 % before", "0.0 % [0.0, 27.8]", "holds in the mean, not in"),
         ("and after in at least three quarters of what argmax E reaches", "86.7 % [72.3, 101.0]", "holds in"),
-        ("White's stays within noise", "+0.0 [+0.0, +0.0] points over seeds, +0.0 over positions", "holds"),
+        ("White's change is within noise", "+0.0 [+0.0, +0.0] points over seeds, +0.0 over positions", "holds"),
         ("x.txt, A: answer exact stays within 1 point", "+0.0 [+0.0, +0.0]", "holds"),
     ):
         [line] = [line for key, line in lines.items() if key.startswith(asked)]

@@ -225,6 +225,14 @@ def test_a_row_of_one_token_is_clipped_as_that_token():
     torch.testing.assert_close(Gmpo(log_clip=9.0)(*one.flat()), wide(*one.flat()), rtol=0, atol=1e-15)
 
 
+def test_a_ratio_above_a_low_cap_is_any_whatever_the_sign():
+    loss = DualClip(**DAPO, dual_clip=1.1)
+    old, row, advantages = torch.zeros(2), torch.arange(2), torch.tensor([1.0, -1.0])
+    flags = loss.clip_flags(torch.full((2,), 1.16).log(), old, advantages, row)
+    assert flags["clip_frac/any"].tolist() == [1, 1]
+    assert flags["clip_frac/region"].tolist() == [0, 1]
+
+
 def test_low_and_high_clip_are_told_apart():
     old, row = torch.zeros(4), torch.arange(4)
     logprobs = torch.tensor([0.75, 0.75, 1.25, 1.25]).log()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from made_runs import ANSWERS, PROMPTS, make, sweep
 
-from rookexp import boards, page, points, wording
+from rookexp import boards, curves, page, points, wording
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 VOID = {"meta", "link", "input", "rect", "path", "circle", "line", "polygon", "use", "br"}
@@ -78,16 +78,39 @@ def test_failures_are_listed_with_their_reasons(tmp_path: Path) -> None:
     make(tmp_path / "a")
     make(tmp_path / "b", gain=0.1, kl={"coef": 0.0})
     make(tmp_path / "c", status="diverged", reason="step 3: loss/kl is inf", kl={"coef": 1.0})
+    make(tmp_path / "d", status="diverged", reason="step 4: loss/kl is inf (loss nan)", kl={"coef": 2.0})
     html = page.html(points.compare([tmp_path]))
-    assert "diverged: step 3: loss/kl is inf <b>&times; 1</b>" in html
+    assert "diverged: loss/kl is inf <b>&times; 2</b>" in html
     assert "c (c, step 20)" in html
     assert "<summary>slope <b>&times; 1</b></summary>" in html
+
+
+def test_the_curves_of_a_panel_have_bins_of_one_width(tmp_path: Path) -> None:
+    make(tmp_path / "short", steps=90)
+    make(tmp_path / "long", steps=2 * curves.PLACES + 20, **{"optim.lr": 1.0})
+    found = points.compare([tmp_path])
+    drawn = page._panel(found.points, "reward/mean")
+    assert [one["bin"] for one in drawn] == [3, 3]
+    assert sorted(len(one["x"]) for one in drawn) == [30, 74]
+    alone = page._panel(points.compare([tmp_path / "short"]).points, "reward/mean")
+    assert (alone[0]["bin"], len(alone[0]["x"]), alone[0]["x"][-1]) == (1, 90, 90)
+
+
+def test_a_page_of_one_run_compares_it_with_nothing(tmp_path: Path) -> None:
+    make(tmp_path / "a")
+    html = page.html(points.compare([tmp_path]))
+    assert "beside baseline</button></th>" not in html
+    assert '<span class="tag">baseline' not in html
+    make(tmp_path / "b", **{"optim.lr": 1.0})
+    html = page.html(points.compare([tmp_path]))
+    assert "beside baseline</button></th>" in html
+    assert html.count('<span class="tag">baseline') == 1
 
 
 def test_an_answers_moves_are_drawn_by_what_they_are() -> None:
     drawn = boards.answer(PROMPTS[0], ANSWERS[0], "b8d7")
     assert drawn is not None
-    assert drawn.words == "best c5a3; engine b8d7; lists 4 moves, 3 legal"
+    assert drawn.words == "best c5a3; engine b8d7; lists 5 moves, 4 different, 3 legal"
     assert [drawn.arrows.count(f'stroke="{colour}"') for colour in (boards.CHOSEN, boards.ENGINE)] == [1, 1]
     agreed = boards.answer(PROMPTS[0], ANSWERS[0], "c5a3")
     assert agreed is not None
@@ -131,6 +154,12 @@ window.onload = () => {
   const input = document.querySelector("[data-filter=points]");
   input.value = "gain>0.5"; input.oninput();
   found.filtered = column(1);
+  found.heading = [];
+  for (const text of ["dead groups>-1", "deadgroups>-1", "nothing>0"]) {
+    input.value = text; input.oninput();
+    found.heading.push(document.querySelector("[data-count=points]").textContent);
+  }
+  input.value = "gain>0.5"; input.oninput();
   found.count = document.querySelector("[data-count=points]").textContent;
   found.lines = all(".panel .line").length;
   all("[data-point]")[4].click();
@@ -162,6 +191,7 @@ def test_a_browser_draws_sorts_and_filters_without_an_error(tmp_path: Path) -> N
     assert [name.split()[0] for name in seen["after"]] == ["#4", "#3", "#2", "#1", "#0"]
     assert seen["filtered"] == ["#4", "#3", "#2"]
     assert seen["count"] == "3 of 5 points"
+    assert seen["heading"] == ["no column groups", "5 points", "no column nothing"]
     assert (seen["lines"], seen["fewer"], seen["moved"]) == (35, 28, 7)
     assert seen["boards"] == 6
     assert seen["theme"] == "dark"

@@ -70,7 +70,7 @@ def test_of_runs_with_one_seed_the_one_that_finished_counts_else_the_last(
         make(tmp_path / f"run{i}", status=status)
     found = points.compare([tmp_path])
     assert [run.folder.name for run in found.points[0].runs] == [f"run{counts}"]
-    assert len(found.notes) - any("did not finish" in note for note in found.notes) == len(ends) - 1
+    assert len([note for note in found.notes if "left out" in note]) == len(ends) - 1
     assert all(note.split()[0] != f"run{counts}" for note in found.notes if "left out" in note)
 
 
@@ -316,7 +316,7 @@ def test_what_a_reader_has_to_know_first(tmp_path: Path) -> None:
         assert said.startswith(note)
     stopped = make(tmp_path / "stopped", status="failed", steps=10, **{"optim.lr": 3.0})
     (said,) = points.compare([tmp_path / "a", stopped]).notes
-    assert said.startswith("stopped: some runs did not finish")
+    assert said == "stopped: no run finished, so there are no figures"
     path = stopped / "config.yaml"
     path.write_text(path.read_text(encoding="utf-8").replace("\nsteps: 20\n", "\nsteps: 30\n"), encoding="utf-8")
     assert points.compare([tmp_path / "a", stopped]).notes[1].startswith("the runs have different numbers of steps")
@@ -327,7 +327,14 @@ def test_a_note_names_a_few_points(count: int, tmp_path: Path) -> None:
     for i in range(count):
         make(tmp_path / f"p{i}", status="failed", **{"optim.lr": 1 + i})
     (said,) = points.compare([tmp_path]).notes
-    assert said.startswith("p0, p1, p2, p3, p4, p5, p6, p7" + ", ..." * (count > points.SHOWN) + ": some runs")
+    assert said.startswith("p0, p1, p2, p3, p4, p5, p6, p7" + ", ..." * (count > points.SHOWN) + ": no run finished")
+
+
+def test_a_point_of_which_some_runs_finished_is_told(tmp_path: Path) -> None:
+    make(tmp_path / "a", seed=1)
+    make(tmp_path / "b", seed=2, status="failed")
+    (said,) = points.compare([tmp_path]).notes
+    assert said.startswith("a: some runs did not finish; figures and intervals are of those that did")
 
 
 def test_a_run_that_went_on_with_other_settings_is_named(tmp_path: Path) -> None:

@@ -76,7 +76,8 @@ def test_the_files_are_the_positions_their_report_and_a_sheet(tmp_path: Path) ->
     assert said["kinds"]["middlegame"]["plies"]["most"] == max(row["plies"] for row in middle)
     sheet = ElementTree.parse(tmp_path / "positions.svg").getroot()
     space = "{http://www.w3.org/2000/svg}"
-    captions = [text.text for text in sheet.iter(f"{space}text")]
+    heading, *captions = [text.text for text in sheet.iter(f"{space}text")]
+    assert heading == "8 positions, the side to move below"
     assert len(captions) == 8
     assert Counter(caption.split(",")[0] for caption in captions) == {"opening": 2, "middlegame": 5, "endgame": 1}
     drawn = [len(list(group)) - 1 for group in sheet.findall(f"{space}g")]

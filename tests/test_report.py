@@ -50,11 +50,21 @@ def test_report_shows_table_samples_verdict_cost_and_folder(monkeypatch: pytest.
     assert text.count("after   0.500  M: e2e4 5-") == 3
     assert "P: [0]" in text  # brackets are no markup
     assert "PASS a: 1 (b)\nFAIL c: 2 (d)\nverdict: FAIL\n" in text
-    assert text.endswith("5 steps, 10s, 300 tokens/s\nrun folder: outputs/run [1]\n")
+    assert text.endswith(
+        "5 steps in 10s, 300 tokens/s\ncurves: outputs/run [1]/curves.png\nrun folder: outputs/run [1]\n"
+    )
+
+
+@pytest.mark.parametrize(("text", "said"), [(" \n\t ", "(4 characters, all of them space)"), ("", "(empty)")])
+def test_an_answer_without_a_word_is_seen(text: str, said: str) -> None:
+    answers = [row | {"completion": text} for row in completions_of(0, 5)]
+    assert f"before  0.000  {said}\n" in shown(rows_of(5), answers, None)
 
 
 def test_report_of_a_run_that_logged_little(tmp_path: Path) -> None:
-    assert shown([{"step": 3}], [], None) == "3 steps\nrun folder: outputs/run [1]\n"
+    assert (
+        shown([{"step": 3}], [], None) == "3 steps\ncurves: outputs/run [1]/curves.png\nrun folder: outputs/run [1]\n"
+    )
     assert shown([], [], None).startswith("0 steps")
     report.plot([], tmp_path / "empty.png", title="nothing")
     assert (tmp_path / "empty.png").read_bytes().startswith(PNG)

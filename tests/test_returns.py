@@ -235,6 +235,15 @@ def test_golden_value_loss(value, old, target, clip, loss, gradient):
     assert r.grad is None
 
 
+@pytest.mark.parametrize("reward", [0.0, 0.1, 0.5, -0.3])
+def test_nothing_is_explained_where_returns_differ_by_rounding(reward):
+    values = 0.3 * torch.randn(8, 200, generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(8, 200, dtype=torch.bool)
+    paid = returns.at_last_token(torch.full((8,), reward), mask)
+    found = returns.gae(paid, values, mask, 1.0, 1.0, torch.zeros(8)) + values
+    assert returns.explained_variance(values, found, mask) == 0
+
+
 def test_explained_variance():
     target = torch.tensor([[1.0, 2, 3, 99], [4, 99, 99, 99], [99, 99, 99, 99]])
     mask = target < 99

@@ -115,7 +115,7 @@ def test_figures_are_of_the_end_and_only_of_what_was_logged() -> None:
 
 def test_slope_is_the_verdicts() -> None:
     made = rows(gain=0.5, steps=60)
-    assert runs.figures(made)["slope"] == pytest.approx(100 * verdict.judge_rows(made).figures["slope"])
+    assert runs.figures(made)["slope"] == pytest.approx(verdict.judge_rows(made).figures["slope"])
 
 
 def test_only_what_varies_and_matters_differs() -> None:

@@ -16,7 +16,7 @@ from made_runs import make, rows
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from rookexp import measures, runs, statistics
+from rookexp import measures, runs, statistics, wording
 from rookexp.errors import DataError, TrainingDiverged
 from rookexp.points import Point
 from rookexp.sweep import outcome, results, standing
@@ -82,8 +82,6 @@ def test_a_figure_of_a_point_is_the_sweeps_statistic_over_the_seeds_that_have_it
     assert standing.spread(plan(statistic="iqm"), known, "gain") == statistics.bootstrap(values, statistics.iqm)
     assert standing.spread(plan(statistic="iqm"), known, "gain").value == pytest.approx(0.25)
     assert math.isnan(standing.spread(plan(), known, "entropy").value)
-    assert standing.interval_text(statistics.mean([0.5])) == "0.5"
-    assert standing.interval_text(statistics.Interval(0.123456, 0.1, 0.20001)) == "0.1235 [0.1, 0.2]"
 
 
 def test_a_column_has_the_last_part_of_its_key_where_no_other_ends_so() -> None:
@@ -243,8 +241,22 @@ def test_a_line_of_the_table_has_what_was_measured(tmp_path: Path) -> None:
     assert results.row(plan, made[1]) == failed
     made[0].user_attrs["excess"] = {"kl <= 0": 1.0, "kl <= 2": -1.0}
     assert results.row(plan, made[0]) == found | {"kl <= 0": 1.0}
-    assert results.line(plan, made[0]) == f"trial 0 done: b=1 a=0: gain {standing.interval_text(gain)}"
+    assert results.line(plan, made[0]) == f"trial 0 done: b=1 a=0: gain {wording.interval(gain)}"
     assert results.line(plan, made[1]) == "trial 1 failed: b=0 a=1: why"
+
+
+def test_what_made_points_fail_is_not_said_to_have_no_effect(tmp_path: Path) -> None:
+    plan, made = grid(tmp_path, {(0, 1): 0.5, (1, 0): None, (1, 1): 0.5})
+    lines = results.closing(Standing(plan, made))
+    assert "nothing separates the 2 points that were measured: gain the same in all" in lines
+
+
+def test_a_figure_has_no_interval_beyond_what_it_can_be(tmp_path: Path) -> None:
+    known = {"0": {"seconds": 1.0, "gain": 1.0}, "1": {"seconds": 9.0, "gain": 9.0}}
+    found = [standing.spread(plan(), known, name) for name in ("seconds", "gain")]
+    assert [(span.value, span.low < 0) for span in found] == [(5.0, False), (5.0, True)]
+    dead = measures.possible("dead_groups", statistics.mean([0.9, 1.0]))
+    assert (round(dead.low, 3), dead.high) == (0.315, 1.0)
 
 
 def test_the_summary_names_the_best_and_where_it_lies(tmp_path: Path) -> None:
@@ -267,15 +279,15 @@ def test_a_point_is_set_beside_the_baseline_seed_by_seed(tmp_path: Path) -> None
     for trial, gain in ((made[1], 0.5), (made[2], 0.7)):
         noise = (0.0, 0.01, -0.01)
         trial.user_attrs["figures"] = {str(i): {"gain": gain + i * 0.1 + (gain > 0.6) * noise[i]} for i in range(3)}
-    assert now.beside(made[2], base, 1).startswith("+0.2 [+0.175, +0.225] better")
+    assert now.beside(made[2], base, 1).startswith("+0.200 [+0.175, +0.225] better")
     assert now.beside(base, made[2], 1).endswith(" worse")
     assert now.beside(base, made[2], 100).endswith(" worse?")
     assert now.beside(made[2], base, 100).endswith(" better?")
-    assert now.beside(base, base, 1) == "+0 [+0, +0] identical"
+    assert now.beside(base, base, 1) == "0 [0, 0] identical"
     less = replace(plan, settings=settings(direction="minimize"))
     assert Standing(less, made).beside(made[2], base, 1).endswith(" worse")
     del base.user_attrs["figures"]["2"], base.user_attrs["figures"]["1"]
-    assert now.beside(made[2], base, 1) == "+0.2 1 seed: cannot tell"
+    assert now.beside(made[2], base, 1) == "+0.200 cannot tell, 1 seed"
 
 
 @pytest.mark.parametrize(
@@ -322,6 +334,6 @@ def test_the_runs_of_a_point_are_read_once_and_a_deleted_one_leaves_its_figures(
     now = Standing(plan, made)
     assert now.apart == "trial 3 beside trial 0: not the same measure: reward.best differs"
     assert now.beside(made[3], made[0], 2) == "not compared: not the same measure: reward.best differs"
-    assert now.beside(made[1], made[0], 2).startswith("+0.2 ")
+    assert now.beside(made[1], made[0], 2).startswith("+0.200 ")
     assert {number: len(point.runs) for number, point in now.points.items()} == {0: 2, 3: 2}
     assert sorted(read) == ["0", "1", "2", "3", "6", "7"]

@@ -249,7 +249,8 @@ def test_castling_rights_are_asked_in_the_usual_notation() -> None:
 
 @pytest.mark.parametrize("fen", ["7k/5Q2/6K1/8/8/8/8/8 b - - 0 1", "R5k1/5ppp/8/8/8/8/8/K7 b - - 0 1"])
 def test_no_move_where_the_game_is_over(fen: str) -> None:
-    assert talk(f"position fen {fen}", "go infinite") == ["bestmove (none)"]
+    said = talk(f"position fen {fen}", "go infinite")
+    assert said == ["info string no legal move in this position", "bestmove (none)"]
 
 
 def test_what_cannot_be_done_is_told_and_changes_nothing() -> None:

@@ -290,9 +290,9 @@ def test_dead_groups_count_as_far_as_they_were_logged() -> None:
 
 def test_the_reasons_have_the_figures() -> None:
     result = judged(rising())
-    slope = 100 * result.figures["slope"]
+    slope = result.figures["slope"]
     assert (
-        f"greedy reward: {slope:+.4f} per 100 steps, 95 % interval [{100 * result.figures['slope_low']:+.4f}, "
+        f"greedy reward: {slope:+.4f} per 100 steps, 95 % interval [{result.figures['slope_low']:+.4f}, "
         in (result.reasons[1])
     )
     assert "KL share beside the advantages: median of the last 20 steps 0.20 (at most" in result.reasons[2]

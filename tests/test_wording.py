@@ -18,6 +18,7 @@ from rookexp.statistics import Interval
     [
         (0.0, "0"), (math.nan, "-"), (0.0123456, "0.0123"), (0.09994, "0.0999"), (0.1, "0.100"), (-0.1, "-0.100"),
         (9.9994, "9.999"), (10.0, "10.0"), (-99.94, "-99.9"), (100.0, "100"), (-12345.6, "-12346"),
+        (0.001, "0.0010"), (0.00044, "0.00044"), (-0.0000312, "-3.1e-05"),
     ],
 )  # fmt: skip
 def test_a_number_has_three_digits_that_matter(value: float, said: str) -> None:
@@ -43,6 +44,19 @@ def test_who_is_not_shown_to_be_worse(tmp_path: Path) -> None:
     assert "Highest mean gain: #1 (" in " ".join(lines)
     (said,) = (line for line in lines if line.startswith("Not shown"))
     assert said == "Not shown to be worse than #1, by plain 95 % intervals: #0, #2, #3."
+
+
+def test_two_models_are_of_one_seed_where_they_can_be(tmp_path: Path) -> None:
+    for name, seeds in (("a", (1, 2)), ("b", (2, 3))):
+        for seed in seeds:
+            make(tmp_path / f"{name}{seed}", gain=0.1 * seed, seed=seed, **{"optim.lr": 1.0 if name == "a" else 2.0})
+    (said,) = (line for line in wording.said(points.compare([tmp_path])) if line.startswith("What can be said"))
+    assert said.startswith("What can be said of two models, not of the settings (both of seed 2): on the 2 prompts")
+    assert "equal on 2; mean difference 0, " in said
+    apart = points.compare([tmp_path / "a1", tmp_path / "b3"])
+    (said,) = (line for line in wording.said(apart) if line.startswith("What can be said"))
+    assert "(of seeds 3 and 1)" in said
+    assert "mean difference +0.200" in said
 
 
 def test_without_a_baseline_nothing_is_ranked_across_rewards(tmp_path: Path) -> None:

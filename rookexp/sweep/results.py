@@ -17,7 +17,7 @@ from rookexp.files import csv_of, write_atomic
 from rookexp.report import PLAIN_WIDTH
 from rookexp.run_info import plain
 from rookexp.sweep import storage, study
-from rookexp.sweep.standing import Standing, feasible, interval_text, spread
+from rookexp.sweep.standing import Standing, feasible, spread
 from rookexp.sweep.study import Book, Plan
 
 TABLE, BEST, PAGE = "trials.csv", "optimization_results.yaml", "sweep.html"
@@ -82,7 +82,7 @@ def line(plan: Plan, trial: FrozenTrial) -> str:
     """What is said when a trial has ended."""
     point = " ".join(plan.space.overrides(trial.params))
     said = trial.user_attrs.get(study.REASON) or ", ".join(
-        f"{name} {interval_text(spread(plan, trial.user_attrs[study.FIGURES], name))}"
+        f"{name} {wording.interval(spread(plan, trial.user_attrs[study.FIGURES], name))}"
         for name in plan.settings.objectives
     )
     return f"trial {trial.number} {WORDS[trial.state]}: {point}: {said}"
@@ -96,7 +96,7 @@ def table(now: Standing) -> tuple[list[str], list[list[str]]]:
     for trial in (*now.ranked, *(t for t in now.trials if t.state in (TrialState.PRUNED, TrialState.FAIL))):
         cells = [str(trial.number), *map(check.spell, plan.space.snapped(trial.params).values())]
         if trial.state == TrialState.COMPLETE:
-            cells += [interval_text(spread(plan, trial.user_attrs[study.FIGURES], name)) for name in objectives]
+            cells += [wording.interval(spread(plan, trial.user_attrs[study.FIGURES], name)) for name in objectives]
             broken = [name for name, value in trial.user_attrs[study.EXCESS].items() if value > 0]
             if broken:
                 cells.append(f"breaks {', '.join(broken)}")
@@ -137,22 +137,23 @@ def closing(now: Standing) -> list[str]:
         lines.append(f"no best point, for not all are measured alike; {mixed}")
     elif equal:
         names = ", ".join(plan.settings.objectives)
-        lines.append(
-            f"nothing separates the {len(done)} points: {names} the same in all; what varies has no effect here"
-        )
+        whole = len(done) == len(now.trials)
+        which, why = ("", "; what varies has no effect on it here") if whole else (" that were measured", "")
+        lines.append(f"nothing separates the {len(done)} points{which}: {names} the same in all{why}")
     for trial in [] if equal or mixed else now.best:
         point = " ".join(plan.space.overrides(trial.params))
         ties = "" if several else ", ".join(str(t.number) for t in done if t.values == trial.values and t is not trial)
         same = f"; as good: trial {ties}" if ties else ""
         lines.append(f"{'not dominated' if several else 'best'}: trial {trial.number}, {point}{same}")
     if len(now.complete) > 1 and not equal:
+        of = f"{plan.settings.statistic} of {wording.seeds(len(plan.seeds))}, [95 % interval]; "
         lines.append(
-            f"{plan.settings.statistic} of {wording.seeds(len(plan.seeds))}, [95 % interval]; the best of many points "
-            "looks better than it is: run it again under new seeds before you believe its number"
+            f"{of if len(plan.seeds) > 1 else ''}the best of many points looks better than it is: run it again under "
+            "new seeds before you believe its number"
         )
     shares = now.importance()
     if len(shares) > 1:  # of a lone one it would be all
-        lines.append("importance: " + ", ".join(f"{key} {share:.0%}" for key, share in shares.items()))
+        lines.append("importance: " + ", ".join(f"{key} {100 * share:.0f} %" for key, share in shares.items()))
     where = storage.placed(plan.url, plan.folder) if plan.url else plan.folder / storage.JOURNAL
     return [
         *lines,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import operator
 import warnings
 from collections.abc import Mapping, Sequence
@@ -77,11 +76,11 @@ class Standing:
             better: "better",
             f"{better}?": "better?",
             "identical": "identical",
-            "within noise": "same within noise",
-            "cannot tell": f"{wording.seeds(found.n)}: cannot tell",
+            "within noise": "within noise",
+            "cannot tell": f"cannot tell, {wording.seeds(found.n)}",
         }
         said = words.get(found.said, "worse?" if found.said.endswith("?") else "worse")
-        return f"{interval_text(found.interval, '+', digits=3)} {said}"
+        return f"{wording.change(found.interval)} {said}"
 
     @property
     def apart(self) -> str | None:
@@ -154,12 +153,5 @@ def feasible(trial: FrozenTrial) -> bool:
 def spread(plan: Plan, known: Figures, name: str) -> Interval:
     """A figure over the seeds of a point: the sweep's statistic with its 95 % interval."""
     values = [figures[name] for figures in known.values() if name in figures]
-    return (
-        statistics.mean(values) if plan.settings.statistic == "mean" else statistics.bootstrap(values, statistics.iqm)
-    )
-
-
-def interval_text(found: Interval, sign: str = "", digits: int = 4) -> str:
-    """`0.53 [0.48, 0.58]`, without the bounds where there are none; with `sign` + also positive numbers have one."""
-    bounds = f" [{found.low:{sign}.3g}, {found.high:{sign}.3g}]" if math.isfinite(found.low) else ""
-    return f"{found.value:{sign}.{digits}g}{bounds}"
+    mean = plan.settings.statistic == "mean"
+    return measures.possible(name, statistics.mean(values) if mean else statistics.bootstrap(values, statistics.iqm))

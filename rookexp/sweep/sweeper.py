@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from optuna.trial import FrozenTrial, TrialState
 
-from rookexp import check, door, mistakes, resume, runs, track
+from rookexp import check, composing, door, mistakes, resume, runs, track
 from rookexp.errors import ConfigError, SweepFailed, VerdictFailed
 from rookexp.files import write_atomic
 from rookexp.run_info import TRIAL, redacted
@@ -326,4 +326,4 @@ def going_on(folder: Path) -> list[str]:
         return []
     from rookexp import checkpoint
 
-    return [f"{resume.KEY}={resume.quoted(folder)}"] if checkpoint.latest(folder) else []
+    return [f"{resume.KEY}={composing.quoted(folder)}"] if checkpoint.latest(folder) else []

@@ -124,7 +124,8 @@ def update(case: Rehearsal) -> str | Finding | Skipped:
         seen = f"no weight has a gradient above {FELT_GRADIENT:g}"
         return Finding(seen, "a loss cut off from the policy", "look for detach() and no_grad in the training forward.")
     rate = trainer.base_lrs[0] * factor
-    seen = f"an update at the largest rate {rate:g} moves {moved / count:.1%} of the {count} weights with a gradient"
+    share = f"{100 * moved / count:.1f} % of the {count} weights with a gradient"
+    seen = f"an update at the largest rate {rate:g} moves {share}"
     if moved < MOVED_SHARE * count:
         cause = "a learning rate too small for the weights' precision"
         return Finding(seen, cause, "raise optim.lr, or shorten its warm-up.")

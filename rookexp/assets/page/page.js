@@ -35,10 +35,14 @@ all("thead button").forEach((button) => { button.onclick = () => sort(button.clo
 // A row stays if it has every word, and its column passes every comparison such as gain>0.5.
 function filter(input) {
   const table = document.getElementById(input.dataset.filter);
-  const keys = all("thead th", table).map((heading) => heading.dataset.key.toLowerCase());
+  const plain = (text) => text.toLowerCase().replace(/[^a-z0-9/.]/g, "");
+  const keys = all("thead th", table).map((heading) => [plain(heading.dataset.key), plain(heading.textContent)]);
+  const unknown = [];
   const tests = input.value.toLowerCase().split(/\s+/).filter(Boolean).map((word) => {
     const [, key, sign, limit] = word.match(/^([^<>]+)([<>])(-?[\d.]+(?:e-?\d+)?)$/) || [];
-    const column = key === undefined ? -1 : keys.findIndex((name) => name === key || name.endsWith("." + key));
+    const column = key === undefined ? -1
+      : keys.findIndex((names) => names.some((name) => name === plain(key) || name.endsWith("." + plain(key))));
+    if (key !== undefined && column < 0) unknown.push(key);
     if (column < 0) return (row) => row.textContent.toLowerCase().includes(word);
     return (row) => {
       const text = row.cells[column].dataset.sort;
@@ -52,7 +56,8 @@ function filter(input) {
   }
   const total = table.tBodies[0].rows.length;
   document.querySelector(`[data-count="${table.id}"]`).textContent =
-    shown === total ? `${total} ${table.id}` : `${shown} of ${total} ${table.id}`;
+    unknown.length ? `no column ${unknown.join(", ")}`
+      : (shown === total ? total : `${shown} of ${total}`) + " " + (total === 1 ? table.id.slice(0, -1) : table.id);
 }
 all("[data-filter]").forEach((input) => { input.oninput = () => filter(input); filter(input); });
 all("button[data-view]").forEach((button) => {
@@ -124,7 +129,7 @@ function draw(panel, holder) {
   holder.replaceChildren();
   const heading = element("h3", { textContent: panel.title + " " }, holder);
   const bins = Math.max(...panel.curves.map((curve) => curve.bin));
-  element("small", { textContent: panel.unit + (bins > 1 ? `, bins of ${bins} steps` : "") }, heading);
+  element("small", { textContent: panel.unit + ", over steps" + (bins > 1 ? `, bins of ${bins} steps` : "") }, heading);
   const plot = svg("svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img", "aria-label": `${panel.title} over steps` }, holder);
   const clip = svg("clipPath", { id: `clip-${panel.title.replace(/\W/g, "")}` }, plot);
   svg("rect", { x: LEFT, y: TOP - 3, width: WIDE - LEFT - RIGHT, height: HIGH - TOP - BOTTOM + 6 }, clip);
