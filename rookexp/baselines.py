@@ -122,7 +122,8 @@ class Rloo(Baseline):
 class LeaveOneOut(Baseline):
     """A = (r - mean of the others) / (sd of the others + std_eps); undivided where the others are all equal.
 
-    The sd divides the squares by G - 2, the others less one; equal is up to a millionth. Source: NeMo-RL's GRPO, with std_eps 1e-6.
+    The sd divides the squares by G - 2, the others less one; equal is up to a millionth.
+    Source: NeMo-RL's GRPO, with std_eps 1e-6.
     """
 
     def __init__(self, *, std_eps: Annotated[float, Ge(0)]) -> None:

@@ -60,3 +60,17 @@ class Reconfigured(RookexpError):
 
 class SweepFailed(RookexpError):
     """A sweep of which too many points failed; names the folders and the reasons."""
+
+
+NO_MEMORY = (
+    "OutOfMemoryError",
+    "DefaultCPUAllocator",
+    "out of memory",
+    "ALLOC_FAILED",
+)  # of a device's allocator
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether a device had no more memory; of a CPU's allocator, and of CUDA's libraries, only the message says so."""
+    said = f"{type(error).__name__}: {error}"
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(w in said for w in NO_MEMORY))

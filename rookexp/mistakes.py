@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rookexp.composing import configs, quoted
-from rookexp.errors import NotSaved
+from rookexp.errors import NotSaved, lacks_memory
 
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
@@ -146,12 +146,6 @@ def of_system(error: BaseException, *, started: bool) -> str | None:
     if isinstance(cause, PermissionError) and cause.filename:
         return f"{said}; it needs the right to be read, or written, by who types this"
     return None
-
-
-def lacks_memory(error: BaseException) -> bool:
-    """Whether a device had no more memory; of a CPU's allocator, and of CUDA's libraries, only the message says so."""
-    said = f"{type(error).__name__}: {error}"
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(w in said for w in NO_MEMORY))
 
 
 def lacks_space(error: object) -> bool:

@@ -13,8 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from rookexp import generate, mistakes
-from rookexp.errors import ConfigError
+from rookexp import generate
+from rookexp.errors import ConfigError, lacks_memory
 from rookexp.generate import Sampling
 from rookexp.hardware import GIB, Memory
 from rookexp.trainer import Trainer
@@ -106,7 +106,7 @@ def measured(trainer: Trainer, case: WorstCase, rows: int, memory: Memory) -> Ru
             probe.update(step, experience)  # which waits for the device
             seconds = time.perf_counter() - began
     except RuntimeError as error:
-        if not mistakes.lacks_memory(error):
+        if not lacks_memory(error):
             raise
         peak = None
     else:
@@ -160,7 +160,7 @@ def decoded(
             with autocast():
                 generate.sample(policy, [ids] * prompts, range(rows), case.sampling, NO_END)
         except RuntimeError as error:
-            if not mistakes.lacks_memory(error):
+            if not lacks_memory(error):
                 raise
             return Rung(rows, None, None, None, case.what)
         peak, seconds = memory.peak(), time.perf_counter() - began

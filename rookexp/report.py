@@ -134,7 +134,7 @@ def _reward(axes: Any, rows: Rows) -> None:
         if len(y) < WINDOW:
             axes.plot(x, y, marker="o", markersize=3, linewidth=1.2, color=colour, label=label)
         else:
-            axes.plot(x, y, linewidth=0.8, alpha=0.35, color=colour)
+            axes.plot(x, y, linewidth=0.8, alpha=0.35, color=colour, label=f"{label}, each time")
             axes.plot(x, moving_average(y), linewidth=1.8, color=colour, label=f"{label}, mean of the last {WINDOW}")
     axes.set(title="Reward", ylabel="reward a completion")
 

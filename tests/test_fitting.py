@@ -16,8 +16,8 @@ import torch
 import yaml
 from tiny import LONGEST, gae, grpo, policy, trainer
 
-from rookexp import asking, door, fitting, generate, mistakes, probes, train
-from rookexp.errors import ConfigError, DataError, Reconfigured
+from rookexp import asking, door, fitting, generate, probes, train
+from rookexp.errors import ConfigError, DataError, Reconfigured, lacks_memory
 from rookexp.evaluation import Greedy
 from rookexp.fitting import Batch
 from rookexp.generate import Sampling
@@ -157,8 +157,8 @@ def test_out_of_memory_ends_the_ladder_and_the_last_good_size_is_taken() -> None
     "said", ["CUDA error: out of memory", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"]
 )
 def test_what_the_libraries_of_a_gpu_say_of_a_full_memory_is_known(said: str) -> None:
-    assert mistakes.lacks_memory(RuntimeError(said))
-    assert not mistakes.lacks_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    assert lacks_memory(RuntimeError(said))
+    assert not lacks_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
 
 
 def test_another_error_is_not_taken_for_a_full_memory() -> None:

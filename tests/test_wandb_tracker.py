@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import math
 import os
@@ -9,6 +10,7 @@ import random
 import socket
 import subprocess
 import sys
+import threading
 import time
 import types
 from collections.abc import Iterator
@@ -36,6 +38,7 @@ PNG = bytes.fromhex(
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """No key, no service, and W&B's own folders under tmp_path."""
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "set, so that it is as it was afterwards")
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(wandb_tracker, "SILENT", set())
@@ -221,6 +224,64 @@ def test_a_missing_package_is_said_once(
     assert capsys.readouterr().out.count("not installed") == 1
     with pytest.raises(ConfigError, match="pip install wandb"):
         tracker(tmp_path, "offline").start({})
+
+
+@pytest.mark.parametrize("mode", ["offline", "auto"])
+def test_offline_nothing_goes_out(
+    mode: str, tmp_path: Path, alone: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """W&B's own telemetry does not look at the run's mode; a service of ours sees every request."""
+    seen: list[str] = []
+
+    class Service(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            seen.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+
+        do_GET = do_POST
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Service) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        code = (
+            "import sys; sys.path[:0] = [sys.argv[1], sys.argv[2]]\n"
+            "from pathlib import Path; from test_wandb_tracker import feed, tracker\n"
+            "mine = tracker(Path(sys.argv[3]), sys.argv[4])\n"
+            "mine.start({}); feed(mine, 0, 3); mine.finish('finished')\n"
+        )
+        words = [sys.executable, "-c", code, str(ROOT), str(ROOT / "tests"), str(tmp_path), mode]
+        environment = {**os.environ, "WANDB_BASE_URL": f"http://127.0.0.1:{server.server_port}"}
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+        server.shutdown()
+    assert "offline run in" in done.stdout
+    assert seen == []
+
+
+@pytest.mark.parametrize("text", [None, b"\xff\xfe", b"machine"])
+def test_a_home_without_a_readable_netrc_has_no_key(
+    text: bytes | None, alone: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("NETRC")
+    if text is not None:
+        (tmp_path / ".netrc").write_bytes(text)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert not key_at_hand("https://api.wandb.ai")
+
+    def homeless(path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", homeless)
+    assert not key_at_hand("https://api.wandb.ai")
+
+
+def test_a_package_that_cannot_be_imported_is_said(
+    tmp_path: Path, alone: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "wandb.py").write_text("raise TypeError('Descriptors cannot be created directly.')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    tracker(tmp_path, "auto").start({})
+    assert "wandb: not usable, TypeError: Descriptors cannot be created directly." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("dies", ["init", "later"])
