@@ -18,6 +18,7 @@ from rookexp.generate import Sampling
 from rookexp.hardware import Hardware
 from rookexp.heldout import read_documents
 from rookexp.kinds import ALLOWED, changed, own_lengths, own_sampling, shared_sampling
+from rookexp.models import weights
 from rookexp.nodes import Config, make, without
 from rookexp.objectives import likelihood
 from rookexp.policies import Pretrained, doubts
@@ -106,6 +107,7 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
     if start.checkpoint is not None:
         fitting.refuse_another_batch(hardware, grpo["prompts_per_step"], run_folder)
     policy = load_policy(config, hardware)
+    print(introduced(policy, hardware), flush=True)
     objects = {
         "policy": policy.model,
         "tokenizer": policy.tokenizer,
@@ -214,6 +216,7 @@ def build_pretraining(config: Config, run_folder: Path) -> session.Training:
     texts[1] = texts[1][: run.validation_documents]
     hardware: Hardware = make(config["hardware"])
     policy = load_policy(config, hardware)
+    print(introduced(policy, hardware), flush=True)
     train, validation = (token_documents(policy, *part) for part in zip(files, texts, strict=True))
     objective = likelihood.NextToken(
         policy=policy.model,
@@ -287,6 +290,13 @@ def load_policy(config: Config, hardware: Hardware) -> Pretrained:
     """The model on its device, and its tokenizer."""
     policy: Pretrained = make(config["model"], "model")
     return Pretrained(hardware.placed(policy.model), policy.tokenizer)
+
+
+def introduced(policy: Pretrained, hardware: Hardware) -> str:
+    """What is trained and where, in a line."""
+    here, count = hardware.describe(), weights.parameter_count(policy.model)
+    threads = f", {here['threads']} thread{'' if here['threads'] == 1 else 's'}" if here["device"] == "cpu" else ""
+    return f"{count / 1e6:.2f} M parameters in {here['precision']} on {here['device']} ({here['device_name']}{threads})"
 
 
 def build_tracker(config: Config, run_folder: Path, start: session.Start, steps: int) -> FanOut:

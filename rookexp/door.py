@@ -59,6 +59,8 @@ def enter(task: Task, config_name: str, check: Check | None = None) -> None:
             return call(task, config)
         except RunStopped as error:
             sys.exit(error.status)  # of a sweep the jobs to come are not wanted either
+        except BrokenPipeError:  # raised here it would have a line by Hydra
+            sys.exit(silenced())
         except (RookexpError, OSError, MemoryError, RuntimeError) as error:
             told = line_and_status(error, config_name, started=True)
             if told is None or wants_traceback or not in_this_process():
@@ -81,15 +83,20 @@ def enter(task: Task, config_name: str, check: Check | None = None) -> None:
         if wants_traceback:
             raise
         sys.exit(130)
-    except BrokenPipeError:  # whoever read the output has gone, as `head` does
-        stop.silence(1)  # for what Python still wants to write at its end
-        sys.exit(141)
+    except BrokenPipeError:
+        sys.exit(silenced())
     except Exception as error:
         told = None if wants_traceback else line_and_status(error, config_name, started=started)
         if told is None:
             raise
         print(f"error: {told[0]}", file=sys.stderr)
         sys.exit(told[1])
+
+
+def silenced() -> int:
+    """The exit status of one whose output nobody reads any more, as behind `head`; Python writes nothing at its end."""
+    stop.silence(1)
+    return 141
 
 
 def through_hydra(job: Callable[[DictConfig], Any], config_name: str) -> None:

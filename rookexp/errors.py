@@ -62,12 +62,8 @@ class SweepFailed(RookexpError):
     """A sweep of which too many points failed; names the folders and the reasons."""
 
 
-NO_MEMORY = (
-    "OutOfMemoryError",
-    "DefaultCPUAllocator",
-    "out of memory",
-    "ALLOC_FAILED",
-)  # of a device's allocator
+# What says that a device has no more.
+NO_MEMORY = ("OutOfMemoryError", "DefaultCPUAllocator", "out of memory", "ALLOC_FAILED")
 
 
 def lacks_memory(error: BaseException) -> bool:

@@ -24,12 +24,6 @@ if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
     from hydra.core.override_parser.types import Override
 
-NO_MEMORY = (
-    "OutOfMemoryError",
-    "DefaultCPUAllocator",
-    "out of memory",
-    "ALLOC_FAILED",
-)  # words of a device's allocator
 SAID = 200  # characters of an allocator's message
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
