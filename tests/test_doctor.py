@@ -759,7 +759,8 @@ def test_a_finding_ends_a_training_before_its_first_step(
     assert (
         captured.err == f"error: the self-check found something: {names}; mend it, or train unchecked with doctor=off\n"
     )
-    first, second = captured.out.splitlines()
+    about, first, second = captured.out.splitlines()
+    assert re.fullmatch(r"0\.07 M parameters in fp32 on cpu \(.+, \d+ threads?\)", about)
     assert first == (
         "FINDING max new tokens: the longest of 2 gold answers has 27 tokens with its end; likely a right answer cut "
         "off by grpo.max_new_tokens=9; set grpo.max_new_tokens to 27 or more."
@@ -775,7 +776,7 @@ def test_a_finding_ends_a_training_before_its_first_step(
 
 def test_the_door_prints_a_line_for_every_check(shell: Shell, capsys: pytest.CaptureFixture[str]) -> None:
     assert shell("doctor", f"{SMALL} grpo.temperature=0.7 doctor=off") == 0
-    *lines, last = capsys.readouterr().out.splitlines()
+    _, *lines, last = capsys.readouterr().out.splitlines()
     assert len(lines) == len(checkup.CHECKS)
     assert all(line.startswith("OK  ") or line == "SKIP rounding: the run computes in fp32" for line in lines)
     assert last.startswith("self-check: nothing found by 21 checks in ")
