@@ -60,6 +60,8 @@ def run(config: Config) -> None:
     own_lengths = kinds.own_lengths(own_sampling, shared)
     table = Table()
     seen = steps_of(task, own.steps)
+    if len(seen) < own.steps:
+        table.line("steps", f"only the first and the last {len(seen) // 2} of {own.steps} are looked at below")
     trained = {prompt.text: prompt for _, prompts in seen for prompt in prompts}
     phases(table, task, seen, own.steps)
     split(table, config, task, trained, asked)

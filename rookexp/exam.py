@@ -23,6 +23,7 @@ from rookexp.policies import Pretrained
 from rookexp.rewards.engine import ALL_MOVES, Lasting, Stockfish
 from rookexp.tasks import games, made, mates
 from rookexp.tasks.a_figures import environment_figures, same
+from rookexp.tasks.environment import Unobservable, question_of
 from rookexp.tasks.figures import Figure, Figures, mean_of, ratio_of
 from rookexp.tasks.p_figures import best_moves, policy_figures
 from rookexp.track import METRICS
@@ -31,6 +32,7 @@ FIGURES, COMPLETIONS, GAMES, PAGE = "figures.json", "completions.jsonl", "games.
 RECORD = "evaluation.json"
 ENGINE_TIMEOUT_S = 60.0
 ENGINE_RETRIES = 2  # of a position whose engine crashes or hangs
+QUOTED = 60  # characters of a document
 NAMED = 3  # problems that cannot be read and are named; all are counted
 
 
@@ -161,9 +163,12 @@ class Exam:
                     best_moves(gold)
                 else:
                     environment_figures([gold], [""])
+            tokens = self.tokenized(file, golds)
+            for gold in golds:
+                if not gold.startswith("P: "):
+                    refuse_wrong(gold)
         except DataError as error:
             raise DataError(f"{file}: {error}") from error
-        tokens = self.tokenized(file, golds)
         self.asked += [gold for gold in golds if gold.startswith("P: ")]
 
         def make() -> Iterator[Part]:
@@ -263,6 +268,16 @@ class Exam:
 def counted(asked: int, total: int, what: str) -> str:
     """How much of a file was asked."""
     return f"{total} {what}" if asked == total else f"the first {asked} of {total} {what}"
+
+
+def refuse_wrong(gold: str) -> None:
+    """Raises: DataError for an A document that says other than the oracle, as training does."""
+    try:
+        question_of(gold)
+    except Unobservable:
+        pass  # a draw by games that it does not show
+    except ValueError as error:
+        raise DataError(f"{gold[:QUOTED]!r}: {error}; mend or remove it") from error
 
 
 def unlike(files: Sequence[Path]) -> None:

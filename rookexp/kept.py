@@ -14,6 +14,7 @@ ASKED = (runs.SEED, "task", "eval.positions", "corpus", "validation_documents")
 # The evaluation sees nothing of these, but of a kind's sampling what is in `measures.SCORED`.
 UNSEEN = ("task.sampling", "task.total_steps", "task.steps", "task.phases")
 ENGINES = tuple(f".engine.{name}" for name in ("path", "processes", "timeout_s", "retries", "cache"))  # change no value
+CONTROLLED = ("AdaptiveKL", "ProportionalKL", "PpoRuleKL")  # coefficients that move by what they see
 ASSETS = "/rookexp/assets/"  # wherever the package lies
 DATA = {"positions", "data", "corpus"}  # parts of keys that name files or folders of rows
 SHOWN = 3  # keys in a message
@@ -36,6 +37,11 @@ def refuse_other(folder: Path, config: Mapping[str, Any], *, swept: bool) -> Non
         for key in dict.fromkeys([*before, *now])
         if key not in follow and not _same(key, before.get(key), now.get(key))
     }
+    if unread := [said for key, said in changed.items() if _in_checkpoint(key, before)]:
+        raise ConfigError(
+            f"{folder}: {'; '.join(unread)}: a run that goes on has it from its checkpoint; leave it out, or begin a "
+            f"new run with its weights: model=rook_nano model.path={newest / checkpoint.MODEL}"
+        )
     differs = [said for key, said in changed.items() if judged(key, before)]
     if not differs:
         if other := [said for key, said in changed.items() if _trains(key, before)]:
@@ -52,6 +58,13 @@ def refuse_other(folder: Path, config: Mapping[str, Any], *, swept: bool) -> Non
         f"{folder}: a run that goes on keeps its seed, {keeps}: {listed}; a new one can begin with its weights: "
         f"model=rook_nano model.path={newest / checkpoint.MODEL}"
     )
+
+
+def _in_checkpoint(key: str, before: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint has what the key says, so that another value would not be read; a model may have moved."""
+    if key == "kl.coef":
+        return str(before.get("kl._target_")).rpartition(".")[2] in CONTROLLED
+    return key.startswith("model.") and (key != "model.path" or Path(str(before.get(key))).expanduser().exists())
 
 
 def _trains(key: str, before: Mapping[str, Any]) -> bool:

@@ -224,6 +224,9 @@ def _aimed_at(folders: Sequence[Path], main: str, notes: list[str]) -> tuple[str
     """The figure to judge by, and whether less of it is better: a single sweep's first objective, where it is one."""
     objectives = sweep(folders[0]).get("objectives") if len(folders) == 1 else None
     if not objectives:
+        others = {str(each["name"]) for folder in folders for each in sweep(folder).get("objectives") or ()} - {main}
+        if others:
+            notes.append(f"several folders are judged by {main}; a sweep among them is about {', '.join(others)}")
         return main, False
     name, minimized = str(objectives[0]["name"]), objectives[0]["direction"] == "minimize"
     if name in measures.FIGURES:
@@ -262,7 +265,7 @@ def _notes(points: Sequence[Point], varying: Mapping[str, tuple[Any, ...]]) -> l
     if key := next((key for key in varying if key.split(".")[0] == "reward"), None):
         notes.append(f"{key} differs: rewards under it are not on one scale and are not compared")
     if any(key.split(".")[0] == "hardware" for key in varying):
-        notes.append("the hardware settings differ, and with them the times")
+        notes.append("the hardware settings differ, and with them the times; where the precision does, results do, too")
     ends = ((run, own) for point in points for run, own in zip(point.runs, point.figures, strict=True))
     steps = {own.get("steps") for run, own in ends if run.status == "finished"}
     if "steps" in varying or len(steps) > 1:

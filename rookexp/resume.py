@@ -24,8 +24,8 @@ ALLOWED = "allowed: a run folder with a checkpoint, or null"
 def continued(flags: Sequence[str], overrides: Sequence[str], config_name: str) -> list[str]:
     """The whole command line that goes on with a run; as it was without `resume=`, or where that is null.
 
-    A saved override stays unless its key is typed anew, and so does a flag that says where options are. The run's
-    folder becomes Hydra's.
+    A saved override stays unless its key, or the option of its group, is typed anew, and so does a flag that says where
+    options are. The run's folder becomes Hydra's.
     Raises: ConfigError for a folder that is no run of this door, and with `-m`.
     """
     typed = {key_of(text): text for text in overrides}
@@ -43,7 +43,10 @@ def continued(flags: Sequence[str], overrides: Sequence[str], config_name: str) 
     if saved.config_name != config_name and saved.config_name in DOORS:  # another name is a user's own
         command = f"python -m rookexp.{DOORS[saved.config_name]} {KEY}={value}"
         raise check.refusal(KEY, value, f"a run of another door; type {command}")
-    kept = [text for text in saved.overrides if key_of(text) not in (*typed, KEY)]
+    groups = tuple(f"{key.rpartition('@')[2]}." for key, text in typed.items() if "." not in key.partition("@")[0])
+    kept = [
+        text for text in saved.overrides if key_of(text) not in (*typed, KEY) and not key_of(text).startswith(groups)
+    ]
     elsewhere = unquoted(typed.get(PLACE, "").partition("=")[2])
     if elsewhere and Path(elsewhere).expanduser().resolve() != folder:
         raise check.refusal(KEY, value, f"a run goes on in its own folder; leave {typed[PLACE]} out")

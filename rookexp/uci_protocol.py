@@ -205,7 +205,10 @@ class Engine:
         self._end_search([])
         legal = chess_text.legal_ucis(self.board)
         if "searchmoves" in words:
-            legal = legal & set(words) or legal
+            asked = legal & {word.lower() for word in words}
+            if not asked:
+                self.tell(f"no legal move to search: {' '.join(words)}; all are")
+            legal = asked or legal
         if not legal:
             self.tell("no legal move in this position")
             self.send("bestmove (none)")

@@ -762,7 +762,7 @@ def test_a_finding_ends_a_training_before_its_first_step(
     about, first, second = captured.out.splitlines()
     assert re.fullmatch(r"0\.07 M parameters in fp32 on cpu \(.+, \d+ threads?\)", about)
     assert first == (
-        "FINDING max new tokens: the longest of 2 gold answers has 27 tokens with its end; likely a right answer cut "
+        "FINDING max new tokens: a gold answer that it limits has 27 tokens with its end; likely a right answer cut "
         "off by grpo.max_new_tokens=9; set grpo.max_new_tokens to 27 or more."
     )
     assert re.match(r"FINDING update: an update at the largest rate 1e-30 moves 0\.\d % of the \d+ weights", second)

@@ -379,6 +379,20 @@ def test_games_and_mates_are_parts(tmp_path, corpus, speak) -> None:
 # ---- what is evaluated --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("right", "wrong"), [(" 0 1+0.001", " 0 9+0.001"), ("+e2e4+e2e4+", "+e2e4+d2d4+"), ("0.001+0", "1+1")]
+)
+def test_a_document_that_contradicts_the_oracle_is_refused_before_any_answer(
+    right: str, wrong: str, tmp_path, corpus, speak
+) -> None:
+    sizes = speak(gold)
+    file = tmp_path / "wrong.txt"
+    file.write_text(a_document(chess.STARTING_FEN, "e2e4").replace(right, wrong) + "\n")
+    with pytest.raises(DataError, match=r"wrong\.txt: 'A: rnbq.*mend or remove it"):
+        exam_of(tmp_path / "run", [corpus, file]).run(tell=print)
+    assert not sizes
+
+
 def test_a_document_that_is_too_long_is_refused_before_any_answer(tmp_path, corpus, speak) -> None:
     sizes = speak(gold)
     long = tmp_path / "long.txt"

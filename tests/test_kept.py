@@ -133,6 +133,22 @@ def test_three_differences_are_told_and_the_others_counted(count: int, more: str
     assert f"evaluation: {told}{more}; a new one" in refused(begun(tmp_path / "run", **old), **new)
 
 
+def test_what_a_checkpoint_has_is_not_typed_anew(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    base.mkdir()
+    kl = {"_target_": "x.AdaptiveKL", "coef": 0.005}
+    folder = begun(tmp_path / "run", model={"path": str(base)}, kl=kl)
+    said = refused(folder, model={"path": "other"}, kl=kl)
+    assert "now other: a run that goes on has it from its checkpoint; leave it out" in said
+    assert refused(folder, model={"path": str(base)}, kl=kl) == ""
+    said = refused(folder, model={"path": str(base)}, kl=kl | {"coef": 0.03})
+    assert said.startswith("kl.coef was 0.005, now 0.03: a run that goes on has it from its checkpoint")
+    base.rmdir()
+    assert refused(folder, model={"path": "moved"}, kl=kl) == "", "its folder has been moved"
+    fixed = begun(tmp_path / "fixed", kl=kl | {"_target_": "x.FixedKL"})
+    assert refused(fixed, kl={"_target_": "x.FixedKL", "coef": 0.03}) == ""
+
+
 def test_a_secret_is_no_difference(tmp_path: Path) -> None:
     folder = begun(tmp_path / "run", **{"reward.api_key": "***"})
     assert refused(folder, **{"reward.api_key": "abc"}) == ""

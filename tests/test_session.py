@@ -477,7 +477,7 @@ def test_typed_overrides_win_and_a_folder_of_options_is_found_again(tmp_path: Pa
     (tmp_path / run_info.OVERRIDES).write_text(yaml.safe_dump(saved), encoding="utf-8")
     place = [f"resume='{tmp_path}'", f"hydra.run.dir='{tmp_path}'"]
     line = resume.continued(["--cfg", "job"], ["kl=none", "++a.b=2", f"resume='{tmp_path}'"], "config")
-    assert line == ["--config-dir", "mine", "--cfg", "job", "kl.coef=0.1", "seed=3", "kl=none", "++a.b=2", *place]
+    assert line == ["--config-dir", "mine", "--cfg", "job", "seed=3", "kl=none", "++a.b=2", *place]
     for given in (["--config-dir", "other"], ["--config-dir=other"], ["-cd", "other"]):
         line = resume.continued(given, [f"resume={tmp_path}"], "config")
         assert line == [*given, *saved[:4], *place]

@@ -98,6 +98,17 @@ def test_the_recipe_of_the_log_has_its_twelve_points(sweep: Sweeps) -> None:
     assert points == [(lr, kl, h) for lr in (2e-6, 3e-6) for kl in (0, 0.0025, 0.005) for h in (0, 0.005)]
 
 
+def test_a_recipe_of_ones_own_gives_way_to_an_option_that_varies(sweep: Sweeps, tmp_path: Path) -> None:
+    (tmp_path / "é" / "experiment").mkdir(parents=True)
+    (tmp_path / "é" / "experiment" / "own.yaml").write_text(
+        "# @package _global_\ndefaults: [{override /loss: clip}]\nseed: 5\nloss: {clip_low: 0.111, clip_high: 0.222}\n"
+    )
+    sweep(f"hydra.searchpath=['file://{tmp_path}/é'] experiment=own loss=clip,gspo")
+    configs = [yaml.safe_load((sweep.folder / str(job) / "config.yaml").read_text("utf-8")) for job in range(2)]
+    assert [config["loss"]["clip_high"] for config in configs] == [0.2, 0.0004], "as the options' own files have it"
+    assert [config["seed"] for config in configs] == [5, 5], "as the recipe has it"
+
+
 def test_seeds_are_part_of_a_point(sweep: Sweeps) -> None:
     sweep(f"{LR} sweep.seeds=[3,5]")
     assert started(sweep.log()) == [0, 1, 2, 3, 4, 5]

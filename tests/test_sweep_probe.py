@@ -17,7 +17,7 @@ from rookexp.sweep import probe, space
 
 @pytest.fixture(autouse=True)
 def _no_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipes, "taken_out", lambda overrides, config_name: [])
+    monkeypatch.setattr(recipes, "taken_out", lambda overrides, config_name, searchpath: [])
 
 
 class Loader:

@@ -228,6 +228,9 @@ def test_what_a_search_raises_ends_the_engine() -> None:
 def test_searchmoves_leave_no_other_move() -> None:
     player = Scripted()
     assert talk("go searchmoves a2a3 e2e4 e2e5", player=player)[-1] == "bestmove e2e4"
+    assert talk("go searchmoves E2E4", player=player)[-1] == "bestmove e2e4"
+    said = talk("go searchmoves e2e5", player=player)
+    assert said[0] == "info string no legal move to search: searchmoves e2e5; all are"
     assert player.asked[0][1] == {"a2a3", "e2e4"}
 
 

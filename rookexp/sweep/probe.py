@@ -12,18 +12,19 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rookexp import door, recipes
+from rookexp import composing, door, recipes
 from rookexp.errors import ConfigError
 from rookexp.sweep.space import Listed, Point, Scalar, Space
 
 MOST = 20  # points that a value is tried in, and that are tried where none is right
 
 
-def settled(space: Space, point: Point, config_name: str) -> list[str]:
-    """The overrides of a point; an option that varies beside a recipe stands as its file has it."""
+def settled(space: Space, point: Point, config: DictConfig) -> list[str]:
+    """The overrides of a point of the sweep that `config` is; an option beside a recipe stands as its file has it."""
     overrides = [*space.fixed, *space.overrides(point)]
+    places = composing.searchpath(OmegaConf.select(config, "hydra.overrides.hydra") or ())
     try:
-        return [*recipes.taken_out(overrides, config_name), *overrides]
+        return [*recipes.taken_out(overrides, str(config.hydra.job.config_name), places), *overrides]
     except (HydraException, OmegaConfBaseException):
         return overrides  # composing them will fail of it, and say so
 
@@ -38,9 +39,7 @@ def refuse_wrong_values(space: Space, config: DictConfig, context: HydraContext,
 
     def error_of(point: Point) -> Exception | None:
         try:
-            composed = context.config_loader.load_sweep_config(
-                config, settled(space, point, str(config.hydra.job.config_name))
-            )
+            composed = context.config_loader.load_sweep_config(config, settled(space, point, config))
             if check is not None:
                 check(resolved(composed))
         except (HydraException, OmegaConfBaseException, ConfigError) as error:

@@ -84,10 +84,13 @@ def planned(arguments: Sequence[str], config: DictConfig, context: HydraContext,
     own.make_pruner()
     probe.refuse_wrong_values(found, config, context, refuse)
     base = context.config_loader.load_sweep_config(config, list(found.fixed))
+    seed = seed_of(typed)
+    if seed is None and own.seeds == 1:
+        seed = base[runs.SEED]  # as a file of one's own may have it
     return Plan(
         settings=own,
         space=found,
-        seeds=own.seeds_of(seed_of(typed)),
+        seeds=own.seeds_of(seed),
         folder=Path(str(config.hydra.sweep.dir)).absolute(),
         config=redacted({str(k): v for k, v in OmegaConf.to_container(base).items() if k != "hydra"}),  # type: ignore[union-attr]
         url=OmegaConf.to_container(config.hydra.sweeper, resolve=False)["storage"],  # type: ignore[call-overload, index]
@@ -108,7 +111,7 @@ class Sweep:
     def __init__(self, plan: Plan, book: Book, config: DictConfig, context: HydraContext, task: TaskFunction) -> None:
         self.plan = plan
         self.book = book
-        self.config_name = str(config.hydra.job.config_name)
+        self.config = config
         self.deaths: Counter[int] = Counter()  # of job numbers
         self.last_death = ""
         self.launcher = Plugins.instance().instantiate_launcher(
@@ -194,7 +197,7 @@ class Sweep:
             folder = self.plan.job_folder(number)
             if outcome.read(folder).status in outcome.ENDED:
                 continue
-            overrides = [*probe.settled(self.plan.space, point, self.config_name), f"{runs.SEED}={seed}"]
+            overrides = [*probe.settled(self.plan.space, point, self.config), f"{runs.SEED}={seed}"]
             if self.deaths[number] == DEATHS:
                 outcome.fail(folder, f"launched {DEATHS} times without an end: {self.last_death}")
                 continue

@@ -28,6 +28,7 @@ def max_new_tokens(case: Rehearsal) -> str | Finding | Skipped:
             needed[limited] = max(length, needed.get(limited, 0))
     for (key, limit), length in needed.items():
         if length > limit:
+            seen = f"a gold answer that it limits has {length} tokens with its end"
             return Finding(seen, f"a right answer cut off by {key}={limit}", f"set {key} to {length} or more.")
     if whole > case.policy.config.n_positions:
         cause = f"a right answer cut off by the model's {case.policy.config.n_positions} positions"

@@ -63,12 +63,18 @@ class EnvironmentTask:
         rows = [row for row in found if moves == "any" or is_legal(row) == (moves == "legal")]
         if not rows:
             raise DataError(f"{source}: none of its {len(found)} questions has a move that is {moves}")
+        self.left_out = (str(source), len(found) - len(rows), moves)
         random.Random(f"{seed}/rows").shuffle(rows)
         if order == "fixed":
             if len(rows) < prompts:
                 raise DataError(f"{source}: too few for {prompts} prompts: {len(rows)} questions, moves={moves}")
             rows = rows[:prompts]
         self.passes = Passes([rows], order=order, seed=seed)
+
+    def notes(self) -> list[str]:
+        """What of its questions is not asked."""
+        source, count, moves = self.left_out
+        return [f"{source}: {count} questions are left out, whose moves are not {moves} (task.moves)"] if count else []
 
     def prompts(self) -> tuple[Prompt, ...]:
         """Every prompt that this task asks, once each, in the order of a fixed batch."""

@@ -232,8 +232,8 @@ class RookWorld:
         for part, rows in taken.items():
             for kind in self.shares:
                 if not rows[kind]:
-                    said = f"{self.data}: no {kind} rows for {part}; give more rows, or only those of the other kind"
-                    other = f"{said} (task.p_share={int(kind == 'A')})"
+                    said = f"{self.data}: no {kind} rows for {part}; give more rows, files of their own (task.evaluate)"
+                    other = f"{said}, or only rows of the other kind (task.p_share={int(kind == 'A')})"
                     raise DataError("; ".join([other, *self.reading.notes()]))
 
 

@@ -182,7 +182,7 @@ def load_annotations(path: Path) -> tuple[Annotation, ...]:
     Raises: DataError naming file and row where the file is missing, empty, or a row is not such an analysis.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").rstrip("\n").split("\n")  # JSON may hold other ends of lines
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: annotated positions cannot be read ({error})") from error
     rows = []
