@@ -17,13 +17,12 @@ from rookexp.answers import Answers
 from rookexp.errors import ConfigError, DataError
 from rookexp.exam_page import Part, Shown
 from rookexp.files import write_atomic
-from rookexp.heldout import prompt_of, read_documents, tasks_of
+from rookexp.heldout import distinct, prompt_of, read_documents, refuse_wrong, tasks_of
 from rookexp.objectives.likelihood import Documents
 from rookexp.policies import Pretrained
 from rookexp.rewards.engine import ALL_MOVES, Lasting, Stockfish
 from rookexp.tasks import games, made, mates
 from rookexp.tasks.a_figures import environment_figures, same
-from rookexp.tasks.environment import Unobservable, question_of
 from rookexp.tasks.figures import Figure, Figures, mean_of, ratio_of
 from rookexp.tasks.p_figures import best_moves, policy_figures
 from rookexp.track import METRICS
@@ -32,7 +31,6 @@ FIGURES, COMPLETIONS, GAMES, PAGE = "figures.json", "completions.jsonl", "games.
 RECORD = "evaluation.json"
 ENGINE_TIMEOUT_S = 60.0
 ENGINE_RETRIES = 2  # of a position whose engine crashes or hangs
-QUOTED = 60  # characters of a document
 NAMED = 3  # problems that cannot be read and are named; all are counted
 
 
@@ -141,21 +139,24 @@ class Exam:
         unlike(self.files)
         for file in self.files:
             for task, texts in tasks_of(file, read_documents(file)).items():
-                yield self.documents(f"{file.name}, {task}", file, texts[: self.limit], len(texts))
-                illegal = made.illegal_moves(texts, self.illegal_moves, self.seed) if task == "A" else []
+                yield self.documents(f"{file.name}, {task}", file, texts, self.limit)
+                illegal = made.illegal_moves(distinct(texts), self.illegal_moves, self.seed) if task == "A" else []
                 if illegal:
-                    yield self.documents(f"{file.name}, A, illegal moves", file, illegal, len(illegal))
+                    yield self.documents(f"{file.name}, A, illegal moves", file, illegal, None)
 
     def made_parts(self) -> Iterator[Callable[[], Iterator[Part]]]:
         """All first moves of a game: few, and what models get wrong."""
-        moves = made.first_moves()
-        yield self.documents("first moves, A", Path("first moves"), moves, len(moves))
+        yield self.documents("first moves, A", Path("first moves"), made.first_moves(), None)
 
-    def documents(self, name: str, file: Path, golds: Sequence[str], total: int) -> Callable[[], Iterator[Part]]:
-        """The part of documents of one task, the first of `total`.
+    def documents(self, name: str, file: Path, texts: Sequence[str], limit: int | None) -> Callable[[], Iterator[Part]]:
+        """The part of documents of one task: of those that ask different questions the first `limit`.
 
         Raises: DataError where one is none.
         """
+        different = distinct(texts)
+        golds, about = different[:limit], counted(len(different[:limit]), len(different), "documents")
+        if len(different) < len(texts):
+            about += f"; left out: {len(texts) - len(different)} that repeat a question"
         try:
             prompts = [prompt_of(gold, self.style) for gold in golds]
             for gold in golds:
@@ -185,7 +186,7 @@ class Exam:
             nats, counts = self.answers.nats(tokens)
             figures["cross-entropy, nats a completion token"] = ratio_of(nats, counts)
             figures["cross-entropy, nats a document"] = mean_of(nats)
-            yield Part(name, counted(len(golds), total, "documents"), figures, shown)
+            yield Part(name, about, figures, shown)
 
         return make
 
@@ -268,16 +269,6 @@ class Exam:
 def counted(asked: int, total: int, what: str) -> str:
     """How much of a file was asked."""
     return f"{total} {what}" if asked == total else f"the first {asked} of {total} {what}"
-
-
-def refuse_wrong(gold: str) -> None:
-    """Raises: DataError for an A document that says other than the oracle, as training does."""
-    try:
-        question_of(gold)
-    except Unobservable:
-        pass  # a draw by games that it does not show
-    except ValueError as error:
-        raise DataError(f"{gold[:QUOTED]!r}: {error}; mend or remove it") from error
 
 
 def unlike(files: Sequence[Path]) -> None:

@@ -10,9 +10,11 @@ from typing import Any
 from rookexp import chess_text
 from rookexp.errors import DataError
 from rookexp.tasks import shards
+from rookexp.tasks.environment import Unobservable, document_of, question_of
 from rookexp.tasks.released import whole
 
 EXAMPLE = Path(__file__).parent / "assets" / "positions" / "transitions-eval.txt"
+QUOTED = 60  # characters of a document
 
 
 def read_documents(file: Path) -> list[str]:
@@ -69,13 +71,7 @@ def whole_document(row: Any) -> str:
     """
     if not isinstance(row, dict) or not {"prompt", "expected_fen"} <= row.keys():
         raise ValueError("not an object with prompt and expected_fen")
-    asked = chess_text.parse_a_prompt(row["prompt"]) if isinstance(row["prompt"], str) else None
-    if asked is None or chess_text.board_of(asked.fen) is None:
-        raise ValueError(f"not an A prompt: {row['prompt']!r}")
-    outcome = chess_text.transition(asked.fen, asked.move, legality="legacy")
-    if outcome.new_fen != row["expected_fen"]:
-        raise ValueError(f"expected_fen {row['expected_fen']!r} does not follow {row['prompt']!r}")
-    return row["prompt"] + outcome.text()
+    return document_of(row, "strict")
 
 
 def tasks_of(file: Path, documents: Sequence[str]) -> dict[str, list[str]]:
@@ -103,3 +99,21 @@ def prompt_of(document: str, style: str) -> str:
     if answer is None or not answer.well_formed:
         raise DataError(f"neither a P nor an A document: {document!r}")
     return chess_text.P_PROMPTS[style](answer.fen)
+
+
+def distinct(documents: Sequence[str]) -> list[str]:
+    """The first document of each question: to ask it again tells nothing new."""
+    questions: dict[str, str] = {}
+    for text in documents:
+        questions.setdefault(" ".join(chess_text.prompt_of(text).split()) or text, text)
+    return list(questions.values())
+
+
+def refuse_wrong(gold: str) -> None:
+    """Raises: DataError for an A document that says other than the oracle, as training does."""
+    try:
+        question_of(gold, "strict")
+    except Unobservable:
+        pass  # a draw by games that it does not show
+    except ValueError as error:
+        raise DataError(f"{gold[:QUOTED]!r}: {error}; mend or remove it") from error

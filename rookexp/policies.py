@@ -66,23 +66,31 @@ def load(folder: Path) -> Pretrained:
 def doubts(
     policy: Pretrained, prompts: Sequence[Prompt], autocast: Callable[[], AbstractContextManager[None]]
 ) -> list[str]:
-    """A line for each kind of prompts, P or A, in whose format fewer than half of a few greedy answers are.
+    """A line for each kind of prompts, P or A, in whose format fewer than half of a few greedy answers are, and before
+    them one where prompts have tokens that do not spell them, as where one has a character without a token.
 
     Such a model has hardly learned the task at all; with random weights no answer has the format.
     """
     found = []
+    read = [(prompt.text, policy.tokenizer.decode(prompt.ids)) for prompt in prompts]
+    if unlike := [(asked, spelled) for asked, spelled in read if asked != spelled]:
+        asked, spelled = unlike[0]
+        found.append(
+            f"the tokens of {len(unlike)} of {len(prompts)} prompts spell another text: of {asked!r} is left "
+            f"{spelled!r}; is this the model's own tokenizer?"
+        )
     for kind, known in KNOWN.items():
         room = [p for p in prompts if p.task == kind and len(p.ids) < policy.model.config.n_positions]
-        asked = room[:PROBED]
-        if not asked:
+        probed = room[:PROBED]
+        if not probed:
             continue
         with autocast():
-            samples = generate.greedy(policy.model, [p.ids for p in asked], PROBE_TOKENS, policy.tokenizer.eot_id)
+            samples = generate.greedy(policy.model, [p.ids for p in probed], PROBE_TOKENS, policy.tokenizer.eot_id)
         texts = completion_texts(samples, policy.tokenizer)
-        wrong = [text for prompt, text in zip(asked, texts, strict=True) if not formed(prompt, text)]
-        if 2 * len(wrong) > len(asked):
+        wrong = [text for prompt, text in zip(probed, texts, strict=True) if not formed(prompt, text)]
+        if 2 * len(wrong) > len(probed):
             found.append(
-                f"{len(asked) - len(wrong)} of {len(asked)} greedy answers have the format of {kind}: "
+                f"{len(probed) - len(wrong)} of {len(probed)} greedy answers have the format of {kind}: "
                 f"{wrong[0][:QUOTED]!r}; is this the right model? Of the released one, {known} have it"
             )
     return found

@@ -234,6 +234,27 @@ def test_the_first_documents_are_asked_and_told_to_be_so_and_answers_that_are_cu
     assert [row["gold"] for row in asked if row["part"] == "test.txt, A"] == A_DOCUMENTS[:2]
 
 
+def test_each_question_is_asked_once_however_often_a_file_repeats_it(tmp_path, speak) -> None:
+    """Or the intervals are those of answers that nobody gave."""
+    speak(lambda prompt: gold(prompt) if "P: " in prompt else perfect(prompt))
+    other_label = P_DOCUMENTS[0].replace("B: e2e4", "B: d2d4").replace(" w KQkq - 0 1   ", " w KQkq - 0 1 ")
+    texts = [A_DOCUMENTS[0], *P_DOCUMENTS, *A_DOCUMENTS, A_DOCUMENTS[0], other_label]
+    (tmp_path / "twice.txt").write_text("\n".join(texts) + "\n")
+    rows = [{"fen": BACK}, {"fen": BACK}]
+    (tmp_path / "mates.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    told: list[str] = []
+    run = exam_of(tmp_path / "run", [tmp_path / "twice.txt"], mates=[tmp_path / "mates.jsonl"], limit=2)
+    results = run.run(told.append)
+    said = "".join(told)
+    assert results["twice.txt, P"]["B is the label"] == Figure(2, 2), "the first document of a question is asked"
+    assert "twice.txt, P: 2 documents; left out: 1 that repeat a question (" in said
+    assert "twice.txt, A: the first 2 of 3 documents; left out: 2 that repeat a question (" in said
+    asked = [row["gold"] for row in lines(tmp_path / "run", exam.COMPLETIONS) if row["part"] == "twice.txt, A"]
+    assert asked == A_DOCUMENTS[:2]
+    assert results["mates.jsonl, mate in one"]["B legal"].total == 1
+    assert "1 positions, 1 examples of the file cannot be used: 2: the position of an earlier one" in said
+
+
 def test_the_door_evaluates_the_embedded_model_and_notes_how(tmp_path, root, monkeypatch) -> None:
     """From the command line to the files, with sampled games, and a temperature that is obeyed."""
     (tmp_path / "docs.txt").write_text("\n".join([*P_DOCUMENTS, *A_DOCUMENTS]) + "\n")
@@ -380,7 +401,13 @@ def test_games_and_mates_are_parts(tmp_path, corpus, speak) -> None:
 
 
 @pytest.mark.parametrize(
-    ("right", "wrong"), [(" 0 1+0.001", " 0 9+0.001"), ("+e2e4+e2e4+", "+e2e4+d2d4+"), ("0.001+0", "1+1")]
+    ("right", "wrong"),
+    [
+        (" 0 1+0.001", " 0 9+0.001"),
+        ("+e2e4+e2e4+", "+e2e4+d2d4+"),
+        ("0.001+0", "1+1"),
+        ("0.001+0", "0.5+1"),  # no draw that the prompt could hide
+    ],
 )
 def test_a_document_that_contradicts_the_oracle_is_refused_before_any_answer(
     right: str, wrong: str, tmp_path, corpus, speak
@@ -391,6 +418,15 @@ def test_a_document_that_contradicts_the_oracle_is_refused_before_any_answer(
     with pytest.raises(DataError, match=r"wrong\.txt: 'A: rnbq.*mend or remove it"):
         exam_of(tmp_path / "run", [corpus, file]).run(tell=print)
     assert not sizes
+
+
+def test_documents_of_the_strict_oracle_are_evaluated(tmp_path, speak) -> None:
+    speak(perfect)
+    file = tmp_path / "strict.txt"
+    file.write_text(a_document(chess.STARTING_FEN, "e2e5", "strict") + "\n")
+    results = exam_of(tmp_path / "run", [file]).run(tell=print)
+    assert results["strict.txt, A"]["answer exact by the legacy oracle, illegal"] == Figure(1, 1)
+    assert results["strict.txt, A"]["answer exact by the strict oracle, illegal"] == Figure(0, 1)
 
 
 def test_a_document_that_is_too_long_is_refused_before_any_answer(tmp_path, corpus, speak) -> None:

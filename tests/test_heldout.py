@@ -81,7 +81,7 @@ def test_rows_as_the_data_sets_have_them_are_documents(tmp_path) -> None:
         ("a.jsonl", '{"text": "x"\n', r"a\.jsonl, line 1: not JSON; mend or remove"),
         ("a.jsonl", "[]\n", r"a\.jsonl, line 1: not a JSON object; mend or remove"),
         ("a.txt", f"\n{P_DOCUMENT}<|endoftext|>{P_DOCUMENT}\n", r"a\.txt, line 2: 2 documents in a row"),
-        ("a.json", '[{"prompt": 5, "expected_fen": "x"}]', "not an A prompt: 5"),
+        ("a.json", '[{"prompt": 5, "expected_fen": "x"}]', "not an object with a text `prompt`"),
         ("a.jsonl", None, r"a\.jsonl: no documents can be read"),
         ("a.parquet", "nonsense", r"a\.parquet: cannot be read"),
         ("a.txt", "", "no documents in it"),

@@ -74,6 +74,14 @@ def test_a_model_that_cannot_do_its_task_is_doubted_once_for_each_kind_of_prompt
     assert policies.doubts(small, prompts(small), nullcontext) == [], "no room to be asked"
 
 
+def test_prompts_that_the_tokenizer_cannot_spell_are_counted(root: Path) -> None:
+    policy = policies.load(root / "rookexp" / "assets" / "rook_nano")
+    asked = prompts(policy)
+    odd = Prompt(text="P: é8", ids=tuple(policy.tokenizer.encode("P: é8")), answer=None, task="text")
+    (line,) = policies.doubts(policy, [*asked, odd], nullcontext)
+    assert line.startswith(f"the tokens of 1 of {len(asked) + 1} prompts spell another text: of 'P: é8' is left 'P: ")
+
+
 def test_the_embedded_model_is_not_doubted_and_asked_quickly(root: Path) -> None:
     policy = policies.load(root / "rookexp" / "assets" / "rook_nano")
     asked, state = prompts(policy), torch.get_rng_state()

@@ -287,10 +287,17 @@ def test_missing_and_empty_files_are_named(tmp_path: Path) -> None:
         load_annotations(tmp_path / "empty.jsonl")
 
 
-def test_lines_beyond_the_fifth_are_left_out(tmp_path: Path) -> None:
+def test_lines_beyond_the_fifth_are_left_out_and_counted_as_positions_that_come_again_are(tmp_path: Path) -> None:
     row = row_of(chess.Board()) | {
         "moves": ["e2e4", "d2d4", "c2c4", "b2b3", "a2a3", "h2h3"],
         "evals_cp": [6, 5, 4, 3, 2, 1],
     }
-    (kept,) = load_annotations(Path(write(tmp_path / "six.jsonl", [row])))
+    path = write(tmp_path / "six.jsonl", [row, row, row_of(chess.Board()) | {"moves": ["e2e4"], "evals_cp": [6]}])
+    task = task_of(path, colours="as_found", order="fixed", prompts=1)
+    assert task.notes() == [
+        f"{path}: 2 of 3 positions have more than 5 moves, of which the first 5 are used",
+        f"{path}: 2 of 3 positions repeat an earlier one, and are asked all the same",
+    ]
+    task = task_of(write(tmp_path / "six.jsonl", [row]), colours="as_found", order="fixed", prompts=1)
+    kept = task.prompts()[0].answer
     assert (kept.moves[-1], kept.evals_cp[-1], len(kept.moves)) == ("a2a3", 2, 5)

@@ -21,6 +21,7 @@ from rookexp.tasks.environment import EnvironmentTask, load_questions
 ASSETS = Path(environment.__file__).parents[1] / "assets" / "positions"
 START = chess.STARTING_FEN
 FIRST = f"A: {START}+e2e4+e2e4+"
+MATE, MATED = "6k1/5ppp/8/8/8/8/8/R5K1 w - - 30 60", "R5k1/5ppp/8/8/8/8/8/6K1 b - - 31 60"
 AFTER = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
 
 
@@ -67,8 +68,8 @@ def pushed(move: chess.Move) -> chess.Board:
 def test_what_ships_is_held_out_distinct_and_legal(name: str) -> None:
     from rookexp.tasks.positions import position_key, split_of
 
-    rows = load_questions(ASSETS / f"transitions-{name}.txt")
-    other = load_questions(ASSETS / f"transitions-{'eval' if name == 'train' else 'train'}.txt")
+    rows, _ = load_questions(ASSETS / f"transitions-{name}.txt", "legacy")
+    other, _ = load_questions(ASSETS / f"transitions-{'eval' if name == 'train' else 'train'}.txt", "legacy")
     assert len(rows) == len(set(rows)) >= 120
     assert not set(rows) & set(other)
     assert all(environment.is_legal(row) for row in rows)
@@ -83,7 +84,7 @@ def test_games_ask_their_own_moves_with_at_most_ten_plies() -> None:
     assert {len(row.history) for row in made} == set(range(1, 11))
     for row in made:
         assert environment.is_legal(row)
-        assert environment.question_of(chess_text.a_prompt(row.fen, row.move, row.history)) == row
+        assert environment.question_of(chess_text.a_prompt(row.fen, row.move, row.history), "legacy") == row
     for before, after in itertools.pairwise(made):
         if after.history[:-1] == before.history[-9:]:
             assert after.fen == chess_text.transition(before.fen, before.move, legality="strict").new_fen
@@ -127,13 +128,48 @@ def test_every_prompt_is_asked_equally_often(count: int, prompts: int, steps: in
 def test_documents_of_a_corpus_and_rows_with_a_prompt_are_read(tmp_path: Path) -> None:
     fivefold = "A: 6k1/8/8/8/8/8/8/R5K1 w - - 30 60+a1a2+a2a1 g8h8 a1a2 h8g8 a2a1 g8h8 a1a2 h8g8 a2a1 a1a2+"
     outcome = chess_text.transition("6k1/8/8/8/8/8/8/R5K1 w - - 30 60", "a1a2", legality="legacy").new_fen
-    lines = ["P: not asked here", FIRST, f"{fivefold}{outcome}+0.5+1+0", ""]
-    assert [row.move for row in load_questions(Path(written(tmp_path, *lines)))] == ["e2e4"]
+    lines = ["P: not asked here", FIRST, f"{fivefold}{outcome}+0.5+1+0", "", f"{FIRST}{AFTER}+0.001+0+0"]
+    lines.append(f"A: {START}+e2e5+e2e5+")
+    path = written(tmp_path, *lines)
+    assert [row.move for row in load_questions(Path(path), "legacy")[0]] == ["e2e4", "e2e4", "e2e5"]
+    assert task_of(path).notes() == [
+        f"{path}: 1 P documents are left out",
+        f"{path}: 1 documents are left out, with a draw that the prompt does not show, as by fivefold repetition",
+        f"{path}: 1 questions are left out, whose moves are not legal (task.moves)",
+        f"{path}: 1 of 2 questions repeat an earlier one, and are asked all the same",
+    ]
+    assert task_of(environment.first_moves()).notes() == []
+    written(tmp_path, FIRST)
     (tmp_path / "rows.json").write_text(json.dumps([{"prompt": FIRST, "expected_fen": AFTER}]))
-    assert [row.move for row in load_questions(tmp_path / "rows.json")] == ["e2e4"]
     for path in (tmp_path / "questions.txt", tmp_path / "rows.json"):  # as Windows' editors write it
         path.write_text(path.read_text(), encoding="utf-8-sig")
-        assert [row.move for row in load_questions(path)] == ["e2e4"]
+        assert [row.move for row in load_questions(path, "legacy")[0]] == ["e2e4"]
+
+
+def test_documents_of_either_answer_to_an_illegal_move_are_read_where_the_task_is_strict(tmp_path: Path) -> None:
+    """Those that such a task asks for, and the published ones, whose questions it answers anew."""
+    asked = [f"A: {START}+{move}+{move}+" for move in ("e2e5", "e4e5")]
+    answers = {
+        legality: [chess_text.transition(START, move, legality=legality).text() for move in ("e2e5", "e4e5")]
+        for legality in ("legacy", "strict")
+    }
+    assert not set(answers["legacy"]) & set(answers["strict"])
+    for said in answers.values():
+        path = written(tmp_path, *(prompt + answer for prompt, answer in zip(asked, said, strict=True)))
+        task = task_of(path, moves="illegal", legality="strict")
+        assert sorted(map(task.gold, task.prompts())) == sorted(answers["strict"])
+    rows = [{"prompt": asked[0], "expected_fen": START}]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    assert load_questions(tmp_path / "rows.json", "strict")[0][0].move == "e2e5"
+    for path in (written(tmp_path, asked[0] + answers["strict"][0]), str(tmp_path / "rows.json")):
+        with pytest.raises(DataError, match="row 1"):
+            task_of(path, moves="illegal")
+
+
+def test_what_a_row_expects_is_checked(tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text(json.dumps([{"prompt": FIRST}, {"prompt": FIRST, "expected_fen": START}]))
+    with pytest.raises(DataError, match=r"rows\.json, row 2: expected_fen '.*' does not follow 'A: "):
+        task_of(str(tmp_path / "rows.json"))
 
 
 @pytest.mark.parametrize(
@@ -148,26 +184,30 @@ def test_documents_of_a_corpus_and_rows_with_a_prompt_are_read(tmp_path: Path) -
         (f"{FIRST}{START}+0.001+0+0", "the oracle answers"),
         (f"{FIRST}{AFTER}+0.001+0+0+0", "the oracle answers"),
         (f"{FIRST}{AFTER}+1+0+0", "the oracle answers"),
+        (f"{FIRST}{AFTER}+0.5+1+0", "the oracle answers"),  # a draw that no game could have brought about
+        (f"A: {MATE}+a1a8+a1a8+{MATED}+0.5+1+0", "the oracle answers"),
     ],
 )
 def test_a_line_that_is_wrong_is_named(tmp_path: Path, line: str, words: str) -> None:
     with pytest.raises(DataError, match=rf"questions\.txt, row 2: .*{words}"):
-        load_questions(Path(written(tmp_path, FIRST, line)))
+        load_questions(Path(written(tmp_path, FIRST, line)), "legacy")
 
 
 def test_missing_and_empty_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nowhere"):
-        load_questions(tmp_path / "nowhere.txt")
+        load_questions(tmp_path / "nowhere.txt", "legacy")
     with pytest.raises(DataError, match="no A prompts"):
-        load_questions(Path(written(tmp_path, "P: only")))
+        load_questions(Path(written(tmp_path, "P: only")), "legacy")
     for text in ("[{}]", '[{"prompt": 3}]'):
         (tmp_path / "rows.json").write_text(text)
         with pytest.raises(DataError, match=r"rows\.json"):
-            load_questions(tmp_path / "rows.json")
+            load_questions(tmp_path / "rows.json", "legacy")
 
 
 def test_sampled_opening_rows_are_prompts_with_the_expected_answer(shared_dir: Path) -> None:
     sample = shared_dir / "data" / "opening_positions_sample.json"
     expected = [row["expected_fen"] for row in json.loads(sample.read_text())]
-    rows = load_questions(sample)
+    rows, _ = load_questions(sample, "legacy")
+    repeated = f"{sample}: 27 of 200 questions repeat an earlier one, and are asked all the same"
+    assert task_of(str(sample)).notes() == [repeated]
     assert [chess_text.transition(row.fen, row.move, legality="legacy").new_fen for row in rows] == expected

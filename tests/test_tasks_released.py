@@ -24,6 +24,7 @@ from rookexp.tasks.released import RookWorld, row_of
 HERE = Path(__file__).parent / "released.txt"  # 12 P and 10 A documents, some A without their prefix
 TEXTS = HERE.read_text().splitlines()
 START = chess.STARTING_FEN
+PUSHED = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
 
 
 class Bytes:
@@ -77,7 +78,10 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path, kind: str) -> No
     put(tmp_path / "data", kind, "train-00000-of-00002", TEXTS[:13])
     put(tmp_path / "data", kind, "train-00001-of-00002", TEXTS[13:])
     put(tmp_path / "data", kind, "test-00000-of-00001", ["not to be read"])
+    (tmp_path / "data" / "train.json").write_text("[]")
     task, whole = task_of(tmp_path), task_of(HERE)
+    unread = f"{tmp_path}: 1 files match task.files and are not read, as train.json: not .parquet, .jsonl, .txt"
+    assert (unread in task.notes(), len(task.notes())) == (True, len(whole.notes()) + 1)
     asked = [{prompt.text for step in range(20) for prompt in each.select(step)} for each in (task, whole)]
     assert asked[0] == asked[1]
     assert len(asked[0]) == 8 + 6
@@ -133,6 +137,7 @@ def test_rows_that_are_no_documents_are_counted_listed_and_never_asked(tmp_path:
         "label not listed": good_p[: -len(good_p.split()[-1])] + "h8h1",
         "no position": good_p.replace("P: ", "P: x", 1),
         "other answer": f"{START}+e2e4+e2e4+{START}+0.001+0+0",
+        "draw of a game that goes on": f"{START}+e2e4+e2e4+{PUSHED}+0.5+1+0",
         "nothing": "once upon a time",
     }
     for text in bad.values():
@@ -288,7 +293,7 @@ def test_of_the_hub_only_the_files_that_match_are_asked_at_the_revision(
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    found = shards.find("someone/some_data", "abc123", "*train*", "text")
+    found, _ = shards.find("someone/some_data", "abc123", "*train*", "text")
     assert [len(shard) for shard in found] == [len(TEXTS)]
     assert asked == [
         ("someone/some_data", {"repo_type": "dataset", "revision": "abc123", "allow_patterns": ["*train*"]})
@@ -303,7 +308,7 @@ def test_every_order_is_equally_likely_and_every_row_comes_once(tmp_path: Path) 
     assert all(abs(count - 500) < 100 for count in orders.values())
     put(tmp_path, "txt", "a", [f"a{i}" for i in range(5000)])
     put(tmp_path, "txt", "b", [f"b{i}" for i in range(300)])
-    rows = list(shards.shuffled(shards.find(str(tmp_path), None, "*", "text"), "7"))
+    rows = list(shards.shuffled(shards.find(str(tmp_path), None, "*", "text")[0], "7"))
     assert len(rows) == len(set(rows)) == 5300
     assert all(text == f"{place[0]}{int(place.split()[-1]) - 1}" for place, text in rows)
     late = sum(text[0] == "b" for _, text in rows[:2650])

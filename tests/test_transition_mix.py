@@ -37,7 +37,7 @@ def checked(folder: Path, rows: int, eval_rows: int) -> None:
     """Quotas, colours, distinct positions and right answers of both files."""
     keys: set[str] = set()
     for name, count in (("train", rows), ("eval", eval_rows)):
-        questions = load_questions(folder / f"transitions-{name}.txt")
+        questions = load_questions(folder / f"transitions-{name}.txt", "legacy")[0]
         assert len(questions) == count, "every draw can be seen"
         places = Counter(map(place_of, questions))
         for kind, wanted in row_counts(count, SHARES).items():

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import chess
 from annotated_types import Ge, Gt
@@ -16,6 +17,7 @@ from rookexp.chess_text import (
     END_OF_TEXT,
     HISTORY_PLIES,
     MOVE,
+    ONGOING,
     EnvironmentPrompt,
     Transition,
     a_prompt,
@@ -32,6 +34,8 @@ from rookexp.tasks.rookworld import Encoder
 from rookexp.types import Prompt
 
 Moves = Literal["legal", "illegal", "any"]
+Legality = Literal["legacy", "strict"]
+FIFTH = 16  # half-moves without capture or pawn move after which a position can be there for the fifth time
 
 
 class EnvironmentTask:
@@ -52,18 +56,23 @@ class EnvironmentTask:
         prompts: Annotated[int, Gt(0)],
         order: Literal["fixed", "epochs"],
         moves: Moves,
-        legality: Literal["legacy", "strict"],
+        legality: Legality,
         seed: int,
     ) -> None:
         self.tokenizer = tokenizer
         self.prompts_per_step = prompts
-        self.legality: Literal["legacy", "strict"] = legality
-        source = positions if isinstance(positions, str) else "the questions"
-        found = load_questions(Path(positions).expanduser()) if isinstance(positions, str) else positions
+        self.legality: Legality = legality
+        if isinstance(positions, str):
+            source, (found, counts) = positions, load_questions(Path(positions).expanduser(), legality)
+        else:
+            source, found, counts = "the questions", list(positions), Counter()
         rows = [row for row in found if moves == "any" or is_legal(row) == (moves == "legal")]
         if not rows:
             raise DataError(f"{source}: none of its {len(found)} questions has a move that is {moves}")
-        self.left_out = (str(source), len(found) - len(rows), moves)
+        counts[f"questions are left out, whose moves are not {moves} (task.moves)"] = len(found) - len(rows)
+        again = f"of {len(rows)} questions repeat an earlier one, and are asked all the same"
+        counts[again] = len(rows) - len(set(rows))
+        self.said = [f"{source}: {count} {what}" for what, count in counts.items() if count]
         random.Random(f"{seed}/rows").shuffle(rows)
         if order == "fixed":
             if len(rows) < prompts:
@@ -72,9 +81,8 @@ class EnvironmentTask:
         self.passes = Passes([rows], order=order, seed=seed)
 
     def notes(self) -> list[str]:
-        """What of its questions is not asked."""
-        source, count, moves = self.left_out
-        return [f"{source}: {count} questions are left out, whose moves are not {moves} (task.moves)"] if count else []
+        """How much of what it has read is not asked, or asked twice."""
+        return self.said
 
     def prompts(self) -> tuple[Prompt, ...]:
         """Every prompt that this task asks, once each, in the order of a fixed batch."""
@@ -151,36 +159,65 @@ class Unobservable(ValueError):
     """A document whose outcome does not follow from its prompt: the fifth repetition of a longer game."""
 
 
-def load_questions(path: Path) -> tuple[EnvironmentPrompt, ...]:
-    """The questions of a text file of A prompts or documents, one a line, or of a JSON list of rows with `prompt`.
+def load_questions(path: Path, legality: Legality) -> tuple[list[EnvironmentPrompt], Counter[str]]:
+    """The questions of a text file of A prompts or documents, one a line, or of a JSON list of `document_of` rows.
 
-    P documents among the lines are left out, and so are documents whose draw comes from a game that is not seen whole.
+    P documents among the lines are left out, and so are documents whose draw comes from a game that is not seen whole;
+    the counter says how many.
     Raises: DataError naming file and row where the file is missing, has no A line, or a line is not such a document.
     """
+    whole = path.suffix == ".json"
     try:
         text = path.read_text(encoding="utf-8-sig")
-        whole = path.suffix == ".json"
-        lines = [row["prompt"] for row in json.loads(text)] if whole else text.splitlines()
-        if wrong := next((line for line in lines if not isinstance(line, str)), None):
-            raise TypeError(f"a prompt is {wrong!r}, which is no text")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        rows = json.loads(text) if whole else text.splitlines()
+        if not isinstance(rows, list):
+            raise TypeError("no list")
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise DataError(f"{path}: A prompts cannot be read ({error})") from error
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        if line.strip() and not line.startswith("P: "):
-            try:
-                rows.append(question_of(line))
-            except Unobservable:
-                continue
-            except ValueError as error:
-                raise DataError(f"{path}, row {number}: {error}") from error
-    if not rows:
+    questions, left_out = [], Counter[str]()
+    for number, row in enumerate(rows, start=1):
+        try:
+            line = document_of(row, legality) if whole else row
+            if line.startswith("P: "):
+                left_out["P documents are left out"] += 1
+            elif line.strip():
+                questions.append(question_of(line, legality))
+        except Unobservable as error:
+            left_out[f"documents are left out, with {error}"] += 1
+        except ValueError as error:
+            raise DataError(f"{path}, row {number}: {error}") from error
+    if not questions:
         raise DataError(f"{path}: no A prompts in it")
-    return tuple(rows)
+    return questions, left_out
 
 
-def question_of(document: str) -> EnvironmentPrompt:
-    """The question of an A prompt or document whose answer, if it has one, is what the legacy oracle says.
+def document_of(row: Any, legality: Legality) -> str:
+    """The A prompt of a JSON row, `prompt`, with the answer to it where the row says what follows, `expected_fen`.
+
+    Raises: ValueError for a row without a prompt, and where what follows does not.
+    """
+    if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
+        raise ValueError("not an object with a text `prompt`")
+    prompt: str = row["prompt"]
+    if "expected_fen" not in row:
+        return prompt
+    asked = parse_a_prompt(prompt)
+    if asked is None or board_of(asked.fen) is None:
+        raise ValueError(f"not an A prompt: {prompt!r}")
+    for answer in answers(asked, legality):
+        if answer.new_fen == row["expected_fen"]:
+            return prompt + answer.text()
+    raise ValueError(f"expected_fen {row['expected_fen']!r} does not follow {prompt!r}")
+
+
+def answers(asked: EnvironmentPrompt, legality: Legality) -> list[Transition]:
+    """What a document may say: what follows by the rules of `legality`, or by those of the published data."""
+    known: tuple[Legality, ...] = (legality, "legacy")
+    return [transition(asked.fen, asked.move, legality=each) for each in known]
+
+
+def question_of(document: str, legality: Legality) -> EnvironmentPrompt:
+    """The question of an A prompt or document whose answer, if it has one, is one of its `answers`.
 
     Raises: ValueError saying what is wrong with it; Unobservable.
     """
@@ -200,9 +237,12 @@ def question_of(document: str) -> EnvironmentPrompt:
         raise ValueError(f"spaces where the data has none: {prompt!r}")
     said = text.removeprefix(prompt)
     if said:
-        answer = transition(asked.fen, asked.move, legality="legacy")
-        if said == Transition(answer.new_fen, DRAWN, terminated=True, truncated=False).text() != answer.text():
-            raise Unobservable("a draw that its prompt does not show, as by fivefold repetition")
-        if said != answer.text():
+        known = answers(asked, legality)
+        answer = known[0]
+        drawn = Transition(answer.new_fen, DRAWN, terminated=True, truncated=False)
+        quiet = int(answer.new_fen.split()[4])
+        if said == drawn.text() and answer.reward == ONGOING and quiet >= FIFTH:
+            raise Unobservable("a draw that the prompt does not show, as by fivefold repetition")
+        if said not in [each.text() for each in known]:
             raise ValueError(f"the oracle answers {answer.text()!r}, not {said!r}")
     return asked

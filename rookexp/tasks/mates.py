@@ -40,7 +40,8 @@ def read(file: Path) -> tuple[list[Problem], list[str]]:
     layout has `examples`, each with the game so far as `input` and a mating move as `target`, in SAN.
     Raises: DataError where the file cannot be read or has no problem in it.
     """
-    problems, skipped = [], []
+    problems: dict[str, Problem] = {}
+    skipped = []
     try:
         text = file.read_text(encoding="utf-8-sig")
         rows = json.loads(text)["examples"] if file.suffix == ".json" else text.splitlines()
@@ -55,12 +56,15 @@ def read(file: Path) -> tuple[list[Problem], list[str]]:
         if file.suffix != ".json" and not row.strip():
             continue
         try:
-            problems.append(_problem(row if file.suffix == ".json" else json.loads(row)))
+            problem = _problem(row if file.suffix == ".json" else json.loads(row))
+            if problem.fen in problems:
+                raise ValueError("the position of an earlier one")
+            problems[problem.fen] = problem
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             skipped.append(f"{number}: {f'no {error}' if isinstance(error, KeyError) else error}")
     if not problems:
         raise DataError(f"{file}: no mate-in-one problem in it" + (f"; example {skipped[0]}" if skipped else ""))
-    return problems, skipped
+    return list(problems.values()), skipped
 
 
 def mate_figures(problems: Sequence[Problem], completions: Sequence[str], prompts: Sequence[str]) -> Figures:

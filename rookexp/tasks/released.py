@@ -91,7 +91,7 @@ class RookWorld:
         wanted = {"train": self._quotas(rows), "evaluation": self._quotas(eval_rows)}
         own = evaluate not in HASHED
         parts = {"train": "train"} if own else {"train": "train", evaluate: "evaluation"}
-        found = shards.find(data, revision, files, column)
+        found, unread = shards.find(data, revision, files, column)
         self.kept: dict[str, str] = {}  # position key -> the part that it is in
         self.labels: dict[Annotation, str] = {}  # the published label of a P row
         texts = shards.shuffled(found, f"{seed}/rows")
@@ -102,12 +102,15 @@ class RookWorld:
                     f"task.evaluate={evaluate}: files of a folder, and task.data={data} is one file; allowed: "
                     f"{', '.join(HASHED)}, which take a share of its positions, or a folder"
                 )
-            theirs = shards.shuffled(shards.find(data, revision, evaluate, column), f"{seed}/evaluation")
+            theirs = shards.shuffled(shards.find(data, revision, evaluate, column)[0], f"{seed}/evaluation")
             asked = set(self.kept)
             ask = {"evaluation": wanted["evaluation"]}
             taken |= self._take(theirs, ask, lambda key: None if key in asked else "evaluation")
         self._refuse_too_few(taken)
         self.missed = list(missed(taken, wanted))
+        if unread:
+            kinds = ", ".join(shards.SUFFIXES)
+            self.missed.append(f"{len(unread)} files match task.files and are not read, as {unread[0]}: not {kinds}")
         tasks: dict[str, dict[str, Sequenced]] = {}
         for part, of_kind in taken.items():
             tasks[part] = {}
@@ -258,7 +261,7 @@ def row_of(text: str) -> tuple[Annotation | EnvironmentPrompt, str]:
         return annotation_of(text)
     if text.count("+") != 6:
         raise ValueError(f"neither a P nor an A document: {text.removeprefix('A: ')[:60]!r}")
-    question = question_of(text)
+    question = question_of(text, "legacy")
     return question, question.move
 
 

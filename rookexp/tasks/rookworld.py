@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, runtime_checkable
@@ -75,8 +76,16 @@ class PolicyTask:
         self.list_order: ListOrder = list_order
         self.seed = seed
         source = positions if isinstance(positions, str) else "the data"
-        rows = list(load_annotations(Path(positions).expanduser()) if isinstance(positions, str) else positions)
-        self.doubts = doubts(rows[:LOOKED_AT], source)
+        found = load_annotations(Path(positions).expanduser()) if isinstance(positions, str) else positions
+        rows = [replace(row, moves=row.moves[:MAX_LINES], evals_cp=row.evals_cp[:MAX_LINES]) for row in found]
+        counts = {
+            f"have more than {MAX_LINES} moves, of which the first {MAX_LINES} are used": sum(
+                len(row.moves) > MAX_LINES for row in found
+            ),
+            "repeat an earlier one, and are asked all the same": len(rows) - len({row.fen for row in rows}),
+        }
+        self.said = [f"{source}: {count} of {len(rows)} positions {what}" for what, count in counts.items() if count]
+        self.said += doubts(rows[:LOOKED_AT], source)
         without = next((row for row in rows if not row.moves), None)
         if analysed and without:
             raise DataError(
@@ -85,7 +94,6 @@ class PolicyTask:
             )
         random.Random(f"{seed}/rows").shuffle(rows)
         strands = [rows]
-        self.left_out = ""
         if colours == "balanced":
             white = [row for row in rows if _turn(row) == chess.WHITE]
             black = [row for row in rows if _turn(row) == chess.BLACK]
@@ -95,8 +103,8 @@ class PolicyTask:
                 strands = [white[:shorter], black[:shorter]]
                 longer, count = "White" if len(white) > shorter else "Black", len(rows) - 2 * shorter
                 if count:
-                    self.left_out = f"{source}: colours=balanced leaves out {count} of {len(rows)} positions, "
-                    self.left_out += f"with {longer} to move; colours=as_found asks all"
+                    left_out = f"{source}: colours=balanced leaves out {count} of {len(rows)} positions, "
+                    self.said.insert(0, f"{left_out}with {longer} to move; colours=as_found asks all")
         if order == "fixed":
             strands = [strand[: (prompts + len(strands) - 1 - i) // len(strands)] for i, strand in enumerate(strands)]
             if sum(map(len, strands)) < prompts:
@@ -110,8 +118,8 @@ class PolicyTask:
         return tuple(map(self._prompt, self.passes.rows()))
 
     def notes(self) -> list[str]:
-        """How many positions are never asked, so that the colours are balanced; evaluations of the wrong side."""
-        return [note for note in (self.left_out, *self.doubts) if note]
+        """How many positions are never asked, asked twice or not used whole; evaluations of the wrong side."""
+        return self.said
 
     def gold(self, prompt: Prompt) -> str:
         """The completion of one of these prompts that earns the most: the engine's lines, best first, and its move.
@@ -176,7 +184,7 @@ def material(row: Annotation) -> int:
 
 
 def load_annotations(path: Path) -> tuple[Annotation, ...]:
-    """The rows of a JSON-lines file with `fen`, `moves` (best first) and `evals_cp`; at most five lines of each.
+    """The rows of a JSON-lines file with `fen`, `moves` (best first) and `evals_cp`.
 
     A row may have neither of the two: a position for rewards that need no analysis.
     Raises: DataError naming file and row where the file is missing, empty, or a row is not such an analysis.
@@ -223,7 +231,7 @@ def _annotation(row: Any) -> Annotation:
         raise ValueError(f"evals_cp is not a list of whole centipawns: {evals_cp!r}")
     if len(evals_cp) != len(moves) or evals_cp != sorted(evals_cp, reverse=True):
         raise ValueError(f"evals_cp is not one value per move, best first: {evals_cp}")
-    return Annotation(fen=fen, moves=tuple(moves[:MAX_LINES]), evals_cp=tuple(evals_cp[:MAX_LINES]))
+    return Annotation(fen=fen, moves=tuple(moves), evals_cp=tuple(evals_cp))
 
 
 def annotation_of(document: str) -> tuple[Annotation, str]:

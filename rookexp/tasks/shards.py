@@ -142,8 +142,9 @@ def _no_column(column: str, names: Sequence[str]) -> str:
     return f"no column {column!r}; it has {', '.join(names) or 'none'}"
 
 
-def find(data: str, revision: str | None, files: str, column: str) -> list[Shard]:
-    """The files of a folder (or the file itself, or of a data set on the Hub) whose path in it matches `files`.
+def find(data: str, revision: str | None, files: str, column: str) -> tuple[list[Shard], list[str]]:
+    """The files of a folder (or the file itself, or of a data set on the Hub) whose path in it matches `files`, and the
+    names of those that match and end in none of `SUFFIXES`.
 
     From the Hub only those are downloaded, once; HF_HUB_OFFLINE=1 asks what is there already. `revision` is a branch,
     tag or commit there.
@@ -155,15 +156,15 @@ def find(data: str, revision: str | None, files: str, column: str) -> list[Shard
             raise DataError(f"{path} is local and has no revision {revision!r}; leave the revision empty")
     else:
         path = download(data, revision, files)
-    found = [path]
+    match = [path]
     if path.is_dir():
-        inside = (p for p in sorted(path.rglob("*")) if p.suffix in SUFFIXES and p.is_file())
-        found = [p for p in inside if fnmatch(p.relative_to(path).as_posix(), files)]
-    if not found or found[0].suffix not in SUFFIXES:
+        match = [p for p in sorted(path.rglob("*")) if p.is_file() and fnmatch(p.relative_to(path).as_posix(), files)]
+    found = [p for p in match if p.suffix in SUFFIXES]
+    if not found:
         raise DataError(
             f"{data}: no file of it matches {files!r} and ends in {', '.join(SUFFIXES)}; task.files='*' takes all"
         )
-    return [opened(p, column) for p in found]
+    return [opened(p, column) for p in found], [p.name for p in match if p.suffix not in SUFFIXES]
 
 
 def opened(path: Path, column: str) -> Shard:
