@@ -86,6 +86,13 @@ def test_an_a_prompt_is_named_with_the_reward_that_takes_it() -> None:
 # ---- values ---------------------------------------------------------------------------------------------------------
 
 
+def test_words_before_the_list_leave_no_answer() -> None:
+    for before in (" 1", " x"):
+        assert parts(reward().score([prompt_of(WHITE_ROW)], [before + gold(WHITE_ROW)])) == parts(
+            reward().score([prompt_of(WHITE_ROW)], [""])
+        )
+
+
 def test_with_lines_alone_it_is_the_reward_of_the_annotation() -> None:
     rows = [WHITE_ROW, BLACK_ROW, TWO_MOVES, MATES, MATED]
     prompts = [prompt_of(row) for row in rows]

@@ -112,6 +112,16 @@ def test_no_p_answer_beats_gold(answer: tuple[Annotation, list[tuple[str, int]],
         assert found <= gold + 1e-6, overrides
 
 
+@pytest.mark.parametrize("before", [" 1", "1", " 8/8/8/8/8/8/8/K6k w - - 0 1", " B: e2e4 E: 0.1", " M"])
+def test_an_answer_that_does_not_begin_with_the_list_is_none(before: str) -> None:
+    """It is about another position, or about nothing."""
+    for overrides in P_VARIANTS:
+        reward = option(*overrides)
+        prompts, texts = [p_of(row) for row in ROWS], [text for row in ROWS for text in (before + p_gold(row), "")]
+        found, empty = reward.score(prompts, texts).rewards.view(-1, 2).T
+        assert torch.equal(found, empty), overrides
+
+
 @pytest.mark.parametrize("task", ["P", "A"])
 def test_corruption_costs_the_more_the_more_it_is(task: str) -> None:
     prompts, texts = (p_corrupted if task == "P" else a_corrupted)(60, seed=1)

@@ -228,7 +228,8 @@ def test_ladder_of_full_where_there_is_one_move() -> None:
         (white(WHITE_ROW.moves, EVALS, "d2d4"), 0.2),
         (white(WHITE_ROW.moves, EVALS, "g1f3"), 0.8),
         (white(WHITE_ROW.moves[:2], EVALS[:2], "e2e4"), 0.4),
-        (white(("e2e4",) * 5, EVALS, "e2e4"), 0.2),
+        (white(("e2e4",) * 5, EVALS, "e2e4"), 0.0),
+        (white(("e2e4", "d2d4", "d2d4"), (56, 10, 10), "d2d4"), 0.0),  # which would be nearer to the top of three
         (white((*WHITE_ROW.moves[:4], "e2e5"), EVALS, "e2e4"), 0.8),
         (white((*WHITE_ROW.moves[:4], "e2e5"), (0, 0, 0, 0, 9), "e2e5"), 0.0),
         (white(WHITE_ROW.moves, EVALS, "a2a3"), 0.0),

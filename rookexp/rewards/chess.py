@@ -41,10 +41,6 @@ class Asked:
     legal: frozenset[str]  # the position's legal moves
     turn: chess.Color
 
-    def formed(self, answer: PolicyAnswer) -> bool:
-        """True for 1 to 5 moves directly after the prompt, as many evaluations and a best move, legal or not."""
-        return answer.well_formed and answer.fen == self.truth.fen
-
 
 class PJudged:
     """A reward of P completions, of which each is worth what `worth` says of it alone."""
@@ -56,10 +52,11 @@ class PJudged:
     def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
         """Rewards (N,) of N = P x G completions of P prompts, row p*G+g to prompt p; each depends on its row alone.
 
-        Parts (N,): the components; `format_valid` 1 where `Asked.formed`; `best_legal`; `moves_legal` share of listed
-        moves, 0 for none; `best_is_engine` 1 where B is the first move of the annotation; `argmax_is_engine` the same
-        of the listed move with the highest evaluation, shared among equals, both NaN without an annotation; these
-        two and the `reward` also `_white` and `_black`, NaN for the other side to move. What is missing counts as 0.
+        A completion is read by `answer_to`. Parts (N,): the components; `format_valid` 1 where it is well formed;
+        `best_legal`; `moves_legal` share of listed moves, 0 for none; `best_is_engine` 1 where B is the first move of
+        the annotation; `argmax_is_engine` the same of the listed move with the highest evaluation, shared among equals,
+        both NaN without an annotation; these two and the `reward` also `_white` and `_black`, NaN for the other side to
+        move. What is missing counts as 0.
         Raises: DataError for a prompt that is not a P prompt of a legal position.
         """
         return scored(prompts, texts, self._reader)
@@ -72,8 +69,7 @@ class PJudged:
         asked = Asked(truth, legal_ucis(board), board.turn)
 
         def row(text: str) -> Row:
-            answer = parse_p(prompt.text + text)
-            assert answer is not None  # it begins as the prompt does
+            answer = answer_to(prompt, text)
             return _with_diagnostics(self.worth(answer, asked), answer, asked)
 
         return row
@@ -127,6 +123,14 @@ def _ends(prompt: str, text: str) -> tuple[int, ...]:
     return tuple(max(0, mark - len(prompt)) for mark in (starts.get("E", best), best, end))
 
 
+def answer_to(prompt: Prompt, text: str) -> PolicyAnswer:
+    """What a completion answers to a P prompt: nothing where more of a position, or other words, come before `M:`."""
+    asked, answer = parse_p(prompt.text), parse_p(prompt.text + text)
+    if asked is None or answer is None or answer.fen != asked.fen:
+        return PolicyAnswer("", (), (), None, "")
+    return answer
+
+
 def not_p(prompt: Prompt) -> DataError:
     """What is wrong with a prompt that a reward of P prompts is asked."""
     return DataError(f"not a P prompt of a position: {prompt.text!r}; reward=rookworld has a reward for each task")
@@ -135,7 +139,7 @@ def not_p(prompt: Prompt) -> DataError:
 def _with_diagnostics(judged: Row, answer: PolicyAnswer, asked: Asked) -> Row:
     row = {
         **judged,
-        "format_valid": float(asked.formed(answer)),
+        "format_valid": float(answer.well_formed),
         "best_legal": float(answer.best in asked.legal),
         "moves_legal": sum(answer.legality(asked.legal)) / max(1, len(answer.moves)),
         "best_is_engine": math.nan,  # of a position that nobody has analysed
@@ -169,7 +173,7 @@ def best_component(answer: PolicyAnswer, truth: Annotation, legal: frozenset[str
 def candidates_component(answer: PolicyAnswer, truth: Annotation, legal: frozenset[str]) -> float:
     """Jaccard index of the legal listed moves and the engine's lines, minus 0.3 per illegal word, in [-1, 1].
 
-    -0.3 where nothing is listed. Order carries no information and earns nothing.
+    -0.3 where nothing is listed. A repeated move counts once; order carries no information and earns nothing.
     """
     if not answer.moves:
         return NO_CANDIDATES

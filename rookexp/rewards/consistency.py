@@ -11,14 +11,15 @@ class SelfConsistency(PJudged):
     """best x candidates, in [0, 1]: the best move by the answer's own evaluations, out of a full list of legal moves.
 
     best: 1 - (listed evaluations above that of B) / listed moves; 0 unless B is legal and listed with an evaluation
-    in a well-formed answer. candidates: distinct legal moves listed / the most that could be, five or all there are,
-    or / listed moves where these are more. No engine and no annotation is asked, only the rules: how good the
-    evaluations are is not seen, and equal ones would do.
+    in a well-formed answer without a repeated move. candidates: distinct legal moves listed / the most that could be,
+    five or all there are, or / listed moves where these are more. No engine and no annotation is asked, only the rules:
+    how good the evaluations are is not seen, and equal ones would do.
     """
 
     def worth(self, answer: PolicyAnswer, asked: Asked) -> Row:
         """`reward`, and its factors `best` and `candidates`."""
-        rank = answer.best_rank() if asked.formed(answer) and answer.best in asked.legal else None
+        clear = answer.well_formed and not answer.duplicates and answer.best in asked.legal
+        rank = answer.best_rank() if clear else None
         best = 0.0 if rank is None else 1.0 - rank / len(answer.moves)
         possible = max(min(MAX_LINES, len(asked.legal)), len(answer.moves), 1)
         candidates = len(set(answer.moves) & asked.legal) / possible

@@ -45,13 +45,13 @@ class AdditivePolicy(PJudged):
         candidates = listed_share(answer, asked.truth.moves)
         evals = mean_over_lines(answer, asked, lambda given, true: max(0.0, 1.0 - abs(given - true)))
         complete = len(answer.moves) == len(asked.truth.moves)
-        if asked.formed(answer):
+        if answer.well_formed:
             reward = math.fsum((FORMED, COMPLETE * complete, CANDIDATES * candidates, EVALS * evals, BEST * best))
         else:
             spelled = (
                 all(MOVE.fullmatch(word) for word in (*answer.moves, answer.best or "")) and None not in answer.evals
             )
-            whole = answer.moves and answer.evals and spelled and answer.fen == asked.truth.fen
+            whole = answer.moves and answer.evals and spelled
             reward = self.miscounted if whole else self.malformed
         return {"reward": reward, "best": best, "candidates": candidates, "evals": evals}
 

@@ -36,15 +36,14 @@ class WeightedPolicy(PJudged):
 
     def worth(self, answer: PolicyAnswer, asked: Asked) -> Row:
         """`reward`, its mean `raw`, and `best`, `candidates`, `evals` as they are in it; `format_valid` is the form."""
-        formed = asked.formed(answer)
         content = dict.fromkeys(("best", "candidates", "evals"), 0.0)
-        if formed:
+        if answer.well_formed:
             content = {
                 "best": self.judge.best(answer, asked),
                 "candidates": self.judge.candidates(answer, asked),
                 "evals": self.judge.evals(answer, asked),
             }
-        return shaped_mean(self.weights, formed, content, self.shaping)
+        return shaped_mean(self.weights, answer.well_formed, content, self.shaping)
 
 
 class WeightedEnvironment(AJudged):
