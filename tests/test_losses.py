@@ -42,11 +42,7 @@ VESPO = {"k_positive": 2.0, "lambda_positive": 3.0, "k_negative": 3.0, "lambda_n
 Slope = Callable[[Tensor, float], Tensor]  # a row's log-ratios (n,) and its advantage, to (n,): see SLOPES
 
 
-@pytest.fixture(autouse=True)
-def _float64():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 # ---- closed forms -------------------------------------------------------------------------------------------------

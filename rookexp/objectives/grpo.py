@@ -224,12 +224,12 @@ class GRPO:
             paid = returns.at_stages(scores.stages, stage, rollouts.mask)
         if self._pays_kl():
             paid = paid - self.coefficient.coefficient() * seen["kl"]
-        tasks = [prompt.task for prompt in rollouts.prompts for _ in range(self.group_size)]
+        living = zip(rollouts.prompts, kept[:: self.group_size].tolist(), strict=True)
         given = TokenRewards(
             rewards=paid[kept],
             mask=rollouts.mask[kept],
             group_size=self.group_size,
-            tasks=tuple(task for task, keep in zip(tasks, kept.tolist(), strict=True) if keep)[:: self.group_size],
+            tasks=tuple(prompt.task for prompt, keep in living if keep),
             values=seen["values"][kept] if "values" in seen else None,
             truncated=rollouts.truncated[kept],
             final_values=seen["final_values"][kept] if "values" in seen else None,
