@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))  # a checkout without an install will do
 import hydra  # noqa: E402
 from omegaconf import open_dict  # noqa: E402
 
-from rookexp import composing, door  # noqa: E402
+from rookexp import composing, door, runs  # noqa: E402
 
 EXPERIMENTS = ROOT / "conf" / "experiment"
 PAGE = ROOT / "docs" / "presets.md"
@@ -95,23 +95,13 @@ def compose(*overrides: str) -> tuple[dict[str, Any], dict[str, str]]:
 
 def axes(config: Mapping[str, Any], chosen: Mapping[str, str]) -> dict[str, str]:
     """The value of every axis, by the key that changes it."""
+    flat = {key: spell(value) for key, value in runs.flat(config).items() if key.rpartition(".")[2][:1] != "_"}
     rows: dict[str, str] = {}
     for group in WHOLE:
         rows[group] = chosen[group]
-        rows |= dict(leaves(config[group], group))
+        rows |= {key: value for key, value in flat.items() if key.startswith(f"{group}.")}
     rows |= {group: chosen[group] for group in CHOICES}
-    flat = dict(leaves(config, ""))
     return rows | {key: flat[key] for key in KEYS if key in flat}
-
-
-def leaves(node: Mapping[str, Any], path: str) -> Iterator[tuple[str, str]]:
-    """Dotted keys below `path` and their values as text, but for what says which class is built."""
-    for key, value in node.items():
-        name = f"{path}.{key}" if path else key
-        if isinstance(value, Mapping):
-            yield from leaves(value, name)
-        elif key not in ("_target_", "_partial_"):
-            yield name, spell(value)
 
 
 def spell(value: Any) -> str:

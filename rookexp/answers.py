@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from rookexp import generate, ops
-from rookexp.objectives.likelihood import Documents
+from rookexp import generate
+from rookexp.objectives.likelihood import Documents, token_logprobs
 from rookexp.objectives.rollouts import completion_texts
 from rookexp.policies import Pretrained
 
@@ -61,17 +61,8 @@ class Answers:
             asked[:, 0] = False
             at = asked[:, 1:].flatten().nonzero()[:, 0]
             with self.autocast():
-                stats = ops.token_stats(
-                    model.hidden(ids[:, :-1]).flatten(0, 1)[at],
-                    model.head_weight,
-                    ids[:, 1:].flatten()[at],
-                    torch.ones(len(at), device=ids.device),
-                    divergence=None,
-                    ref_hidden=None,
-                    ref_head_weight=None,
-                    chunk=self.head_chunk,
-                )
+                logprobs = token_logprobs(model, ids, at, self.head_chunk)
             row = at // (ids.shape[1] - 1)
-            nats += (-torch.zeros(len(ids), device=ids.device).index_add(0, row, stats.logprobs.float())).tolist()
+            nats += (-torch.zeros(len(ids), device=ids.device).index_add(0, row, logprobs.float())).tolist()
             tokens += asked.sum(1).tolist()
         return nats, tokens

@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 from math import isqrt
+from typing import Protocol
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 
+class Sampling(Protocol):
+    """How tokens are drawn; hashable."""
+
+    @property
+    def temperature(self) -> float:
+        """0 = greedy."""
+
+    @property
+    def top_k(self) -> int | None:
+        """Only the k most likely tokens; None = all."""
+
+    @property
+    def top_p(self) -> float | None:
+        """Only the fewest tokens with this share of the mass; None = all."""
+
+
 def draw(
-    logits: Float[Tensor, "n v"],
-    uniforms: Float[Tensor, " n"],
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
+    logits: Float[Tensor, "n v"], uniforms: Float[Tensor, " n"], sampling: Sampling
 ) -> tuple[Int[Tensor, " n"], Float[Tensor, " n"]]:
     """A token of each row and its log-prob in nats over the whole vocabulary; at temperature 0 the likeliest token."""
     logits = logits.float()
-    if temperature not in (0, 1):
-        logits = logits / temperature
-    if temperature > 0:
-        tokens = inverse_cdf(filtered(logits, top_k, top_p).softmax(-1), uniforms)[:, None]
+    if sampling.temperature not in (0, 1):
+        logits = logits / sampling.temperature
+    if sampling.temperature > 0:
+        tokens = inverse_cdf(filtered(logits, sampling.top_k, sampling.top_p).softmax(-1), uniforms)[:, None]
     else:
         tokens = logits.max(-1, keepdim=True).indices  # twice as fast as argmax on a CPU
     return tokens[:, 0], logits.log_softmax(-1).gather(1, tokens)[:, 0]

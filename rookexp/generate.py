@@ -184,7 +184,7 @@ def _one_by_one(
     rows = torch.arange(n, device=device)  # those still in the batch
     live = torch.ones_like(rows, dtype=torch.bool)
     for step in range(steps):
-        tokens, logprobs[rows, step] = _draw(logits, uniforms[step, rows], sampling)
+        tokens, logprobs[rows, step] = draw(logits, uniforms[step, rows], sampling)
         drawn[rows, step] = tokens
         live &= (tokens != eot_id) & (room[rows] > step + 1)
         if step == steps - 1:
@@ -231,7 +231,7 @@ def _by_lookup(
     drawn = torch.full(text.shape, eot_id, device=logits.device)
     logprobs = torch.zeros(text.shape, device=logits.device)
     rows = torch.arange(len(logits), device=logits.device)  # those still in the batch
-    tokens, logprobs[:, 0] = _draw(logits, uniforms[0], sampling)
+    tokens, logprobs[:, 0] = draw(logits, uniforms[0], sampling)
     drawn[:, 0] = text[rows, starts] = tokens
     ended = tokens == eot_id
     counts, forwards = torch.ones_like(rows), torch.ones_like(rows)  # tokens drawn; forwards run
@@ -250,7 +250,7 @@ def _by_lookup(
         logits = model.logits(model.decode_ahead(fed, cache))
         places = counts[:, None] + ahead  # (N, M) in the completion, of the tokens drawn now
         at = uniforms[places.clamp(max=len(uniforms) - 1), rows[:, None]]
-        new, found = (x.view_as(fed) for x in _draw(logits.flatten(0, 1), at.flatten(), sampling))
+        new, found = (x.view_as(fed) for x in draw(logits.flatten(0, 1), at.flatten(), sampling))
         drawn[rows[:, None], places], logprobs[rows[:, None], places] = new, found
         text.scatter_(1, starts[:, None] + places, new)
         right = (new[:, :-1] == guessed).cumprod(1).sum(1)
@@ -259,11 +259,6 @@ def _by_lookup(
         counts = counts + taken
         forwards[rows] += live
         cache.advance(taken)
-
-
-def _draw(logits: Float[Tensor, "n v"], uniforms: Float[Tensor, " n"], sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """One token a row and its log-prob, each (N,)."""
-    return draw(logits, uniforms, sampling.temperature, sampling.top_k, sampling.top_p)
 
 
 def _checked_lengths(prompts: Sequence[Sequence[int]], n_positions: int) -> list[int]:

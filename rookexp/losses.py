@@ -1,4 +1,4 @@
-"""Policy losses: what each completion token adds to the loss, which tokens a clip held back, how far the step moved.
+"""Policy losses: what each completion token adds to the loss, and which tokens a clip held back.
 
 A loss is an object that maps flat tokens, padding left out, to the loss of each; `ops.weighted_sum` with the weights
 of an aggregation adds them up. ratio = exp(logprobs - old), both at the sampling temperature. Where the ratio is 1 a
@@ -263,23 +263,6 @@ class Vespo(Unclipped):
         log_w = _row_sum(logprobs.detach() - old, row)
         phi = torch.where(advantages >= 0, _gamma_kernel(log_w, *self.positive), _gamma_kernel(log_w, *self.negative))
         return -phi * advantages * logprobs
-
-
-def approx_kl_k1(logprobs: Float[Tensor, "*n"], old: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-    """Detached k1 estimate of KL(old || policy) at each token in nats: old - logprobs; signed.
-
-    Source: Schulman 2020, "Approximating KL divergence".
-    """
-    return old - logprobs.detach()
-
-
-def approx_kl_k3(logprobs: Float[Tensor, "*n"], old: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-    """Detached k3 estimate of KL(old || policy) at each token in nats: ratio - 1 - log ratio; >= 0.
-
-    Source: Schulman 2020, "Approximating KL divergence".
-    """
-    log_ratio = logprobs.detach() - old
-    return log_ratio.expm1() - log_ratio
 
 
 def _clip_flags(ratio: Tensor, advantages: Tensor, low: float, high: float, cap: float = math.inf) -> Flags:

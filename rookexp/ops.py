@@ -21,15 +21,21 @@ CACHED_BYTES = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
+class ReferenceStats:
+    """How far the policy is from the reference at M tokens, at the same temperature, in nats."""
+
+    kl: Float[Tensor, " m"]  # the divergence that was asked for, exact over the vocabulary
+    logprobs: Float[Tensor, " m"]  # the reference's log-prob of each target, without a gradient
+    forward_kl: Float[Tensor, " m"]  # exact KL(policy || reference), without a gradient
+
+
+@dataclass(frozen=True, slots=True)
 class TokenStats:
     """What the policy softmax(z / temperature) says at M tokens."""
 
     logprobs: Float[Tensor, " m"]  # log-prob of each target, nats
     entropy: Float[Tensor, " m"]  # exact entropy over the vocabulary, nats, in [0, log V]
-    kl: Float[Tensor, " m"] | None  # exact divergence from the reference at the same temperature, nats
-    ref_logprobs: Float[Tensor, " m"] | None  # the reference's log-prob of each target, nats, without a gradient
-    forward_kl: Float[Tensor, " m"] | None  # exact KL(policy || reference), nats, without a gradient; like the two
-    # before it None where no divergence was asked for, and the same as `kl` where that is forward
+    ref: ReferenceStats | None  # None: no divergence was asked for
 
 
 def token_stats(
@@ -37,10 +43,11 @@ def token_stats(
     head_weight: Float[Tensor, "v d"],
     targets: Int[Tensor, " m"],
     temperature: Float[Tensor, " m"],
-    divergence: Divergence | None,
-    ref_hidden: Float[Tensor, "m e"] | None,
-    ref_head_weight: Float[Tensor, "v e"] | None,
+    *,
     chunk: int,
+    divergence: Divergence | None = None,
+    ref_hidden: Float[Tensor, "m e"] | None = None,
+    ref_head_weight: Float[Tensor, "v e"] | None = None,
 ) -> TokenStats:
     """Log-probs, entropies and divergences of M tokens from hidden states, in chunks of `chunk` tokens.
 
@@ -52,9 +59,10 @@ def token_stats(
     `entropy` or `kl` when they are only metrics. The reference never gets a gradient; with `divergence` None it is
     never touched.
     """
-    return TokenStats(
-        *_TokenStats.apply(hidden, head_weight, targets, temperature, divergence, ref_hidden, ref_head_weight, chunk)
+    logprobs, entropy, *ref = _TokenStats.apply(
+        hidden, head_weight, targets, temperature, divergence, ref_hidden, ref_head_weight, chunk
     )
+    return TokenStats(logprobs, entropy, None if divergence is None else ReferenceStats(*ref))
 
 
 def zero_outside(x: Float[Tensor, "*n"], mask: Bool[Tensor, "*n"]) -> Float[Tensor, "*n"]:

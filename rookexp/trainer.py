@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Protocol, runtime_checkable
 
@@ -121,15 +121,16 @@ class Trainer:
         ends, counts, prompts = torch.stack([last, weighted.sum(1), experience.prompt]).tolist()  # of each row
         terms: list[LossTerms] = []
         norms: list[Tensor] = []
-        pulls: dict[str, list[Tensor]] = {}  # the first optimizer step's gradient of each term
+        gradients: dict[str, list[Tensor]] = {}  # of each term, in the first optimizer step
         for epoch in range(self.inner_epochs):
             for rows in self._minibatches(step, epoch, len(ends)):
-                first = pulls if diagnosed and not norms else None
-                norms.append(self._optimizer_step(step, experience, rows, ends, prompts, terms, first))
+                micros = self._micro_batches(experience, rows, ends, prompts)
+                first = gradients if diagnosed and not norms else None
+                norms.append(self._optimizer_step(step, micros, terms, first))
         metrics = _means(terms, norms, self.inner_epochs)
         if before is not None:
             moved = _norm([p.detach() - old for p, old in zip(self.parameters, before, strict=True)])
-            metrics |= _shares(pulls) | {"update_ratio": float(moved / _norm(before))}
+            metrics |= _shares(gradients) | {"update_ratio": float(moved / _norm(before))}
         return {**metrics, "lr": self.base_lrs[0] * factor, "tokens": float(sum(counts))}
 
     def _minibatches(self, step: int, epoch: int, n: int) -> list[list[int]]:
@@ -141,34 +142,40 @@ class Trainer:
         generator = torch.Generator().manual_seed(ops.seed_of(self.seed, "minibatches", step, epoch))
         return [rows.tolist() for rows in torch.randperm(n, generator=generator).tensor_split(self.minibatches)]
 
+    def _micro_batches(
+        self, experience: Experience, rows: Sequence[int], ends: Sequence[int], prompts: Sequence[int]
+    ) -> Iterator[Experience]:
+        """The rows with a weight in parts of at most `micro_batch`, each as wide as its longest row.
+
+        Rows of one prompt share a part, and then rows of similar length.
+        """
+        neighbours = sorted((row for row in rows if ends[row]), key=lambda row: (prompts[row], -ends[row]))
+        # One copy to the device for all parts, as the host waits for each.
+        index = torch.tensor(neighbours, dtype=torch.long, device=experience.tokens.device)
+        for part in ops.parts(len(neighbours), self.micro_batch):
+            yield experience.rows(index[part], max(ends[row] for row in neighbours[part]))
+
     def _optimizer_step(
         self,
         step: int,
-        experience: Experience,
-        rows: Sequence[int],
-        ends: Sequence[int],
-        prompts: Sequence[int],
+        micros: Iterable[Experience],
         terms: list[LossTerms],
-        pulls: dict[str, list[Tensor]] | None,
+        gradients: dict[str, list[Tensor]] | None,
     ) -> Tensor:
         """The gradient's norm before clipping; appends the loss of each micro-batch to `terms`, detached.
 
-        Rows of one prompt share a micro-batch, and then rows of similar length; rows without a weight are left out.
-        Each term's gradient is added to `pulls`, where that is wanted.
+        Each term's gradient is added to `gradients`, where that is wanted.
         """
-        neighbours = sorted((row for row in rows if ends[row]), key=lambda row: (prompts[row], -ends[row]))
-        device = experience.tokens.device  # one copy there for all micro-batches, as the host waits for each
-        index = torch.tensor(neighbours, dtype=torch.long, device=device)
-        for part in ops.parts(len(neighbours), self.micro_batch):
-            width = max(ends[row] for row in neighbours[part])
-            micro = self.objective.loss(experience.rows(index[part], width))
-            if pulls is not None:
-                _add_pulls(pulls, micro, self.parameters)
+        for micro in micros:
+            loss = self.objective.loss(micro)
+            if gradients is not None:
+                _add_gradients(gradients, loss, self.parameters)
             # Every token keeps its weight in the whole experience, whichever minibatch it falls into; a minibatch has
             # one share of those weights, and its optimizer step shall be as long as one with all of them.
-            (micro.total * self.minibatches).backward()
-            terms.append(replace(micro, terms={name: term.detach() for name, term in micro.terms.items()}))
-        norm = nn.utils.clip_grad_norm_(self.parameters, self.grad_clip).to(device)  # without any row it is on the CPU
+            (loss.total * self.minibatches).backward()
+            terms.append(replace(loss, terms={name: term.detach() for name, term in loss.terms.items()}))
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.grad_clip)
+        norm = norm.to(self.parameters[0].device)  # without any row it is on the CPU
         if not torch.isfinite(norm):
             found = {name: value for name, value in _means(terms, [norm], 1).items() if name.startswith("loss")}
             values = ", ".join(f"{name} {value:.4g}" for name, value in found.items())
@@ -194,17 +201,17 @@ def _means(terms: Sequence[LossTerms], norms: Sequence[Tensor], epochs: int) -> 
     return dict(zip(values, torch.stack([value.float() for value in values.values()]).tolist(), strict=True))
 
 
-def _add_pulls(pulls: dict[str, list[Tensor]], micro: LossTerms, parameters: Sequence[nn.Parameter]) -> None:
-    """Adds the gradient of each term of a micro-batch to what the earlier ones gave; the graph stays for backward."""
-    for name, term in micro.terms.items():
+def _add_gradients(gradients: dict[str, list[Tensor]], loss: LossTerms, parameters: Sequence[nn.Parameter]) -> None:
+    """Adds the gradient of each term of a micro-batch to those of the earlier ones; the graph stays for backward."""
+    for name, term in loss.terms.items():
         found = torch.autograd.grad(term, parameters, retain_graph=True, allow_unused=True)
-        grads = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
-        pulls[name] = [a + b for a, b in zip(pulls[name], grads, strict=True)] if name in pulls else grads
+        new = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+        gradients[name] = [a + b for a, b in zip(gradients[name], new, strict=True)] if name in gradients else new
 
 
-def _shares(pulls: Mapping[str, Sequence[Tensor]]) -> dict[str, float]:
+def _shares(gradients: Mapping[str, Sequence[Tensor]]) -> dict[str, float]:
     """grad_share/<term> in [0, 1]: the norm of the term's gradient over the sum of all terms' norms; {} for none."""
-    norms = {name: float(_norm(grads)) for name, grads in pulls.items()}
+    norms = {name: float(_norm(each)) for name, each in gradients.items()}
     total = sum(norms.values())
     return {f"grad_share/{name}": norm / total for name, norm in norms.items()} if total else {}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import get_args
 
 from rookexp import measures, points, runs, statistics
@@ -57,16 +57,15 @@ def signed(value: float) -> str:
     return ("+" if value > 0 else "") + number(value)
 
 
-def interval(found: Interval) -> str:
+def interval(found: Interval, spell: Callable[[float], str] = number) -> str:
     """`0.52 [0.41, 0.63]`; the value alone where there is no interval."""
-    bounds = "" if math.isnan(found.low) else f" [{number(found.low)}, {number(found.high)}]"
-    return f"{number(found.value)}{bounds}"
+    bounds = "" if math.isnan(found.low) else f" [{spell(found.low)}, {spell(found.high)}]"
+    return f"{spell(found.value)}{bounds}"
 
 
 def change(found: Interval) -> str:
-    """A difference: `+0.12 [+0.01, +0.23]`; the value alone where there is no interval."""
-    bounds = "" if math.isnan(found.low) else f" [{signed(found.low)}, {signed(found.high)}]"
-    return f"{signed(found.value)}{bounds}"
+    """A difference: `+0.12 [+0.01, +0.23]`."""
+    return interval(found, signed)
 
 
 def seeds(n: int) -> str:

@@ -61,6 +61,14 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 
 @pytest.fixture
+def float64() -> Iterator[None]:
+    """New tensors are float64."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
 def quiet_logging() -> Iterator[None]:
     """Hydra configures the root logger; what it opened is closed again."""
     root = logging.getLogger()

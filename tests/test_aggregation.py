@@ -22,11 +22,7 @@ AGGREGATIONS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _float64():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 @pytest.mark.parametrize("aggregate", [aggregation.token_mean, aggregation.sequence_mean])

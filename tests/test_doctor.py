@@ -351,14 +351,14 @@ def mask_one_early(patch: Patch) -> World:
 
 
 def filtered_log_probs(patch: Patch) -> World:
-    draw = generate._draw
+    draw = generate.draw
 
     def drawn(logits: Tensor, uniforms: Tensor, sampling: generate.Sampling) -> tuple[Tensor, Tensor]:
         tokens, _ = draw(logits, uniforms, sampling)
         kept = filtered(logits / sampling.temperature, sampling.top_k, sampling.top_p)
         return tokens, kept.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
 
-    patch.setattr(generate, "_draw", drawn)
+    patch.setattr(generate, "draw", drawn)
     return World(objective=HEALTHY["top_k"])
 
 

@@ -16,11 +16,7 @@ dtypes = st.sampled_from([torch.float32, torch.float64])
 HEAD = {"value_lr": 1e-4, "value_coef": 0.1, "value_clip": 0.2, "detach": False}
 
 
-@pytest.fixture(autouse=True)
-def _float64():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def gae_of(*, gamma=1.0, lam=0.95, whiten=False, bootstrap="zero") -> Gae:

@@ -19,7 +19,7 @@ from torch import Tensor
 from rookexp import kl, losses, ops
 from rookexp.aggregation import constant_length, sequence_mean, sequence_sum, token_mean
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("float64")]
 
 EVEN, WIDE = {"clip_low": 0.2, "clip_high": 0.2}, {"clip_low": 0.2, "clip_high": 0.28}
 ENTROPY = 0.05  # coefficient
@@ -34,13 +34,6 @@ def trl() -> Any:
         warnings.simplefilter("ignore")  # of its own imports
         from trl import GRPOTrainer
     return GRPOTrainer
-
-
-@pytest.fixture(autouse=True)
-def _float64():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def ragged() -> Batch:

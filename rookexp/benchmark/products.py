@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rookexp import nodes, ops
-from rookexp.benchmark.turns import Turns
+from rookexp.benchmark.turns import Turns, now
 from rookexp.benchmark.workload import config_of
 from rookexp.hardware import Hardware
 from rookexp.models.gpt2 import GPT2Config
@@ -86,10 +85,3 @@ def step(spec: Mapping[str, Any], turns: Turns) -> None:
                 products.through_blocks(tokens, learning=True)
                 products.through_head(part * new, learning=True)
         turns.answer(seconds=now(device) - began, flop=products.flop)
-
-
-def now(device: str) -> float:
-    """Seconds of a clock, after what the device still had to do."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()

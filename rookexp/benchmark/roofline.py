@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 
 from rookexp import hardware
-from rookexp.benchmark.turns import Turns
+from rookexp.benchmark.turns import Turns, now
 from rookexp.models.gpt2 import GPT2Config
 
 COPIED_BYTES = 1 << 27  # of a copy: more than a cache holds
@@ -83,14 +82,10 @@ def best_s(act: Callable[[], object], device: str) -> float:
     calls = QUEUED if device == "cuda" else 1
     times = []
     for _ in range(1 + REPEATS):
-        if device == "cuda":
-            torch.cuda.synchronize()
-        began = time.perf_counter()
+        began = now(device)
         for _ in range(calls):
             act()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        times.append((time.perf_counter() - began) / calls)
+        times.append((now(device) - began) / calls)
     return min(times[1:])
 
 

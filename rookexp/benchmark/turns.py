@@ -113,9 +113,14 @@ class Stopwatch:
         self._lapped = now
 
     def _now(self) -> float:
-        if self.device_type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter()
+        return now(self.device_type)
+
+
+def now(device_type: str) -> float:
+    """Seconds of a clock, after what the device still had to do."""
+    if device_type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def peak_bytes(device_type: str) -> int:

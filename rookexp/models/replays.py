@@ -5,13 +5,13 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from rookexp.draw import draw
+from rookexp.draw import Sampling, draw
 from rookexp.models.kv_cache import KVCache
 from rookexp.models.packed import CopiedLinear, product_dtype
 from rookexp.models.static_cache import StaticCache
@@ -61,18 +61,6 @@ class CudaGraphs:
         finally:
             if collects:
                 gc.enable()
-
-
-class Sampling(Protocol):
-    """How tokens are drawn; hashable, for a recording draws in one way."""
-
-    @property
-    def temperature(self) -> float:
-        """0 = greedy."""
-
-    @property
-    def top_k(self) -> int | None:
-        """Only the k most likely tokens."""
 
 
 class Replays:
@@ -186,7 +174,7 @@ class Batch:
     def _draw(self, logits: Float[Tensor, "n v"]) -> None:
         """Draws a token a row, and notes it and its log-prob."""
         uniforms = self.uniforms.index_select(0, self.place)[0]
-        tokens, logprobs = draw(logits, uniforms, self.sampling.temperature, self.sampling.top_k, None)
+        tokens, logprobs = draw(logits, uniforms, self.sampling)
         self.drawn.index_copy_(1, self.place, tokens[:, None])
         self.logprobs.index_copy_(1, self.place, logprobs[:, None])
         self.tokens.copy_(tokens)

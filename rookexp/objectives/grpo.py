@@ -19,7 +19,7 @@ from annotated_types import Ge, Gt
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from rookexp import baselines, generate, kl, losses, ops, returns, shaping
+from rookexp import generate, kl, losses, ops, returns, shaping
 from rookexp.coefficients import Coefficient
 from rookexp.errors import ConfigError
 from rookexp.objectives.critic import ValueHead
@@ -177,7 +177,9 @@ class GRPO:
             prompt_lengths=rollouts.mask.int().argmax(1),
         )
         rescored = not self.exact_sampler and not self.single_update
-        seen = self._look(experience, rollouts.mask) if rescored or self.value_head or self._pays_kl() else {}
+        seen = (
+            self._training_forward(experience, rollouts.mask) if rescored or self.value_head or self._pays_kl() else {}
+        )
         if rescored:
             error = (seen["logprobs"] - rollouts.logprobs).abs().sum() / rollouts.mask.sum()
             metrics["sampler/abs_logprob_error"] = float(error)
@@ -185,7 +187,7 @@ class GRPO:
         found = self._advantages(rollouts, scores, kept, seen)
         advantages = found.advantages
         if self.advantage_clip is not None:
-            advantages = baselines.clip_advantages(advantages, self.advantage_clip)
+            advantages = advantages.clamp(-self.advantage_clip, self.advantage_clip)
         per_row = advantages.sum(1) / rollouts.mask.sum(1).clamp(min=1)
         self.on_completions(step + 1, completion_rows(rollouts, scores, per_row))
         experience = replace(experience, advantages=advantages)
@@ -222,12 +224,12 @@ class GRPO:
             paid = returns.at_stages(scores.stages, stage, rollouts.mask)
         if self._pays_kl():
             paid = paid - self.coefficient.coefficient() * seen["kl"]
-        tasks = [prompt.task for prompt in rollouts.prompts for _ in range(self.group_size)]
+        living = zip(rollouts.prompts, kept[:: self.group_size].tolist(), strict=True)
         given = TokenRewards(
             rewards=paid[kept],
             mask=rollouts.mask[kept],
             group_size=self.group_size,
-            tasks=tuple(task for task, keep in zip(tasks, kept.tolist(), strict=True) if keep)[:: self.group_size],
+            tasks=tuple(prompt.task for prompt, keep in living if keep),
             values=seen["values"][kept] if "values" in seen else None,
             truncated=rollouts.truncated[kept],
             final_values=seen["final_values"][kept] if "values" in seen else None,
@@ -245,7 +247,7 @@ class GRPO:
         return self.kl_in_reward and self.coefficient.coefficient() > 0
 
     @torch.no_grad()
-    def _look(self, experience: Experience, mask: Tensor) -> dict[str, Tensor]:
+    def _training_forward(self, experience: Experience, mask: Tensor) -> dict[str, Tensor]:
         """What the training forward says of the completions before the update, a group at a time.
 
         `logprobs`, `kl` (the divergence that the reward pays) and `values`, each (N, T) and 0 off the completions;
@@ -258,8 +260,8 @@ class GRPO:
             at = rows.predicting()
             stats, _ = self._stats(rows, at, self.reference if self._pays_kl() else None)
             flat = {"logprobs": stats.logprobs}
-            if stats.kl is not None and stats.ref_logprobs is not None:
-                flat["kl"] = self._penalty(stats, stats.logprobs)
+            if stats.ref is not None:
+                flat["kl"] = self._penalty(stats.logprobs, stats.ref, stats.logprobs)
             for name, values in flat.items():
                 whole = values.new_zeros(len(index) * (width - 1)).index_copy(0, at, values)
                 found.setdefault(name, []).append(F.pad(whole.view(len(index), -1), (1, 0)))
@@ -285,31 +287,30 @@ class GRPO:
             x[:, 1:].flatten()[at] for x in (micro.weights, micro.logprobs, micro.advantages)
         )  # (M,) each
         row = at // (micro.tokens.shape[1] - 1)
-        logprobs, entropy = stats.logprobs, stats.entropy
-        old = logprobs.detach() if self.single_update and not self.exact_sampler else sampled
+        logprobs, entropy, now = stats.logprobs, stats.entropy, stats.logprobs.detach()
+        old = now if self.single_update and not self.exact_sampler else sampled
         beta = 0.0 if self.kl_in_reward else self.coefficient.coefficient()
 
         terms = {"policy": ops.weighted_sum(self.policy_loss(logprobs, old, advantages, row), weights)}
-        if stats.kl is not None and beta:
-            terms["kl"] = beta * ops.weighted_sum(self._penalty(stats, old), weights)
+        if stats.ref is not None and beta:
+            terms["kl"] = beta * ops.weighted_sum(self._penalty(logprobs, stats.ref, old), weights)
         if self.entropy_coef:
             terms["entropy"] = -self.entropy_coef * ops.weighted_sum(entropy, weights)
 
         per_token = {
             "entropy": entropy.detach(),  # nats, at the sampling temperature
-            "ratio/max": (logprobs.detach() - old).exp(),
-            "approx_kl/k1": losses.approx_kl_k1(logprobs, old),  # nats; how far the step has moved the policy already
-            "approx_kl/k3": losses.approx_kl_k3(logprobs, old),
+            "ratio/max": (now - old).exp(),
+            # KL(old || policy) in nats: how far the step has moved the policy already.
+            **{f"approx_kl/{f.__name__}": f(old, now, now) for f in (kl.k1, kl.k3)},
             "advantage/abs_mean": advantages.abs(),
             **self.policy_loss.clip_flags(logprobs, old, advantages, row),
         }
-        if stats.kl is not None and stats.ref_logprobs is not None and stats.forward_kl is not None:
-            now, ref = logprobs.detach(), stats.ref_logprobs
-            per_token["kl"] = stats.kl.detach()  # nats, exact, not multiplied by beta
-            per_token["kl/forward"] = stats.forward_kl  # the same in every run, whatever its divergence
-            per_token |= {f"kl/{f.__name__}": f(now, ref, now) for f in (kl.k1, kl.k2, kl.k3)}
+        if stats.ref is not None:
+            per_token["kl"] = stats.ref.kl.detach()  # nats, exact, not multiplied by beta
+            per_token["kl/forward"] = stats.ref.forward_kl  # the same in every run, whatever its divergence
+            per_token |= {f"kl/{f.__name__}": f(now, stats.ref.logprobs, now) for f in (kl.k1, kl.k2, kl.k3)}
         if self.single_update:
-            per_token["sampler/abs_logprob_error"] = (logprobs.detach() - sampled).abs()
+            per_token["sampler/abs_logprob_error"] = (now - sampled).abs()
         if self.value_head is not None:
             before, targets = (x[:, 1:].flatten()[at] for x in (micro.values, micro.returns))
             values = self.value_head(hidden.detach() if self.baseline.detach else hidden)
@@ -318,13 +319,11 @@ class GRPO:
             per_token |= {"value/mean": values.detach(), "value/loss": value_loss.detach()}
         return LossTerms(terms, per_token)
 
-    def _penalty(self, stats: ops.TokenStats, old: Tensor) -> Float[Tensor, " m"]:
+    def _penalty(self, logprobs: Tensor, ref: ops.ReferenceStats, old: Tensor) -> Float[Tensor, " m"]:
         """The divergence that is penalised, at each token."""
-        assert stats.kl is not None
-        assert stats.ref_logprobs is not None
         if isinstance(self.divergence, kl.Exact):
-            return stats.kl
-        return self.divergence.formula(stats.logprobs, stats.ref_logprobs, old)
+            return ref.kl
+        return self.divergence.formula(logprobs, ref.logprobs, old)
 
     def _stats(
         self, rows: Experience, at: Int[Tensor, " m"], reference: Policy | None
@@ -340,10 +339,10 @@ class GRPO:
                 self.policy.head_weight,
                 rows.tokens[:, 1:].flatten()[at],
                 rows.temperature[places.row],
+                chunk=self.head_chunk,
                 divergence=None if reference is None else self.measured,
                 ref_hidden=ref_hidden,
                 ref_head_weight=None if reference is None else reference.head_weight,
-                chunk=self.head_chunk,
             )
         return stats, hidden
 

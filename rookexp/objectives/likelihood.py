@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from rookexp import ops
@@ -45,6 +45,15 @@ class Documents:
             mask[i, : end - start] = True
             prompt[i, :prompt_length] = True
         return tokens, mask, prompt
+
+
+def token_logprobs(
+    policy: Policy, tokens: Int[Tensor, "n t"], at: Int[Tensor, " m"], head_chunk: int
+) -> Float[Tensor, " m"]:
+    """log p in nats, at temperature 1, of the tokens that the positions `at` of the flattened (N, T - 1) predict."""
+    hidden = policy.hidden(tokens[:, :-1]).flatten(0, 1)[at]
+    one = torch.ones(len(at), device=tokens.device)
+    return ops.token_stats(hidden, policy.head_weight, tokens[:, 1:].flatten()[at], one, chunk=head_chunk).logprobs
 
 
 class NextToken:
@@ -86,19 +95,9 @@ class NextToken:
     def loss(self, micro: Experience) -> LossTerms:
         """Sum over tokens of weight * -log p(token)."""
         at = micro.predicting()
-        inputs = micro.tokens[:, :-1]
         with self.autocast():
-            stats = ops.token_stats(
-                self.policy.hidden(inputs).flatten(0, 1)[at],
-                self.policy.head_weight,
-                micro.tokens[:, 1:].flatten()[at],
-                micro.temperature[at // inputs.shape[1]],
-                divergence=None,
-                ref_hidden=None,
-                ref_head_weight=None,
-                chunk=self.head_chunk,
-            )
-        loss = -ops.weighted_sum(stats.logprobs, micro.weights[:, 1:].flatten()[at])
+            logprobs = token_logprobs(self.policy, micro.tokens, at, self.head_chunk)
+        loss = -ops.weighted_sum(logprobs, micro.weights[:, 1:].flatten()[at])
         return LossTerms({"likelihood": loss}, {})
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
