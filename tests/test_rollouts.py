@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import EOT, LETTERS, LONGEST, PROMPTS, Ask, InTwo, Letters, Vowels, grpo, policy
+from tiny import CONFIG, EOT, LETTERS, LONGEST, PROMPTS, Ask, InTwo, Letters, Vowels, grpo, policy
 from torch import Tensor
 
 from rookexp import aggregation, generate
@@ -226,6 +226,16 @@ def test_a_long_completion_loses_reward_before_the_limit() -> None:
     groups = penalised.rewards.view(3, 4)
     advantages = (groups - groups.mean(1, keepdim=True)).flatten()[:, None] * rollouts.mask
     assert torch.allclose(experience.advantages, advantages, atol=1e-6)
+
+
+def test_a_completion_that_the_model_has_no_more_places_for_is_overlong_too() -> None:
+    """The limit is the one that was in force: here four tokens after the last prompt, and six after the others."""
+    model = policy(config=replace(CONFIG, n_positions=len(PROMPTS[2]) + 4))
+    rollouts, scores, _ = grpo(model, overlong_buffer=2).source.collect(0)
+    lengths, limits = rollouts.mask.sum(1).tolist(), [6] * 8 + [4] * 4
+    assert 4 in lengths[8:]
+    expected = [max(-1.0, min(0.0, (limit - 2 - length) / 2)) for length, limit in zip(lengths, limits, strict=True)]
+    assert scores.parts["overlong"].tolist() == pytest.approx(expected)
 
 
 def test_a_buffer_longer_than_a_completion_is_refused_at_build() -> None:
