@@ -13,7 +13,6 @@ from typing import Any
 import yaml
 
 from rookexp import __version__, boards, checkpoint, chess_text, measures, report, run_info, runs
-from rookexp.errors import DataError
 from rookexp.models import weights
 from rookexp.models.gpt2 import GPT2
 
@@ -62,14 +61,7 @@ def origin_of(folder: Path) -> Origin | None:
     step, home = checkpoint.NAME.fullmatch(folder.parent.name), folder.parent.parent.parent
     if folder.name != checkpoint.MODEL or step is None or not (home / run_info.CONFIG).is_file():
         return None
-    path = home / run_info.INFO
-    try:
-        info = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        if not isinstance(info, dict):
-            raise ValueError("not an object")
-    except ValueError as error:
-        raise DataError(f"{path}: no JSON ({error}); delete it") from error
-    return Origin(runs.read(home), int(step[1]), info)
+    return Origin(runs.read(home), int(step[1]), run_info.read_info(home))
 
 
 def text(name: str, model: GPT2, origin: Origin | None, *, source: str, dtype: str) -> str:
