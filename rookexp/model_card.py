@@ -102,7 +102,9 @@ def base_of(config: Mapping[str, Any]) -> str:
     return shown(path) + (f"@{revision}" if revision else "")
 
 
-IN_BRACKETS = re.compile(r"""(?<=[\s,:\[{'"])(?:~|[A-Za-z]:)?[/\\](?![/\\])[^\s,'"\]}]+""")  # an absolute path
+IN_BRACKETS = re.compile(
+    r"""(?:(?<=[\s,:\[{'"])|(?<=file://))(?:~|[A-Za-z]:)?[/\\](?![/\\])[^\s,'"\]}]+"""
+)  # an absolute path
 
 
 def shown(path: str) -> str:
@@ -118,7 +120,7 @@ def training(origin: Origin) -> Iterator[str]:
     """Command, steps, seeds, code, parts, and the configuration."""
     run, info = origin.run, origin.info
     door = "train" if "grpo" in run.config else "pretrain"
-    typed = run.overrides or tuple(info.get("argv", ())[1:])
+    typed = (*flags(run.folder, door), *run.overrides) if run.overrides else tuple(info.get("argv", ())[1:])
     yield f"{origin.step} steps of `{command(door, typed)}`.\n"
     starts = [command(door, start.get("argv", ())[1:]) for start in info.get("earlier_starts", ())]
     if starts:
@@ -140,9 +142,24 @@ def training(origin: Origin) -> Iterator[str]:
     yield f"\n<details><summary>{heading}</summary>\n\n```yaml\n{dumped(kept)}```\n\n</details>"
 
 
+def flags(folder: Path, door: str) -> Iterator[str]:
+    """What was typed of where the run's options are, in front of its overrides."""
+    try:
+        name, config_dir, searchpath = run_info.whereabouts(folder)
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return  # nobody has noted it
+    yield from () if config_dir is None else ("--config-dir", config_dir)
+    yield from () if name == {"train": "config"}.get(door, door) else ("--config-name", name)
+    yield from searchpath
+
+
 def command(door: str, typed: Sequence[str]) -> str:
     """What was typed, without what says only where the run's own files go."""
-    words = [shlex.quote(portable(word)) for word in typed if not word.lstrip("+~").startswith(("hydra.", "track"))]
+    words = [
+        shlex.quote(portable(word))
+        for word in typed
+        if word.startswith(run_info.SEARCHPATH) or not word.lstrip("+~").startswith(("hydra.", "track"))
+    ]
     return " ".join([f"python -m rookexp.{door}", *words])
 
 
@@ -208,7 +225,8 @@ def portable(value: Any) -> Any:
         inner = path.strip("'\"")
         if Path(inner).expanduser().is_absolute():
             return f"{key}{equals}{shown(inner)}"
-        return IN_BRACKETS.sub(lambda found: shown(found[0]), value) if set("[{") & set(value) else value
+        held = "[" in value or "{" in value or "file://" in value
+        return IN_BRACKETS.sub(lambda found: shown(found[0]), value) if held else value
     return [portable(inner) for inner in value] if isinstance(value, Sequence) else value
 
 

@@ -28,7 +28,8 @@ HIDDEN = "***"
 # In a run's folder, SWEEP in that of a sweep.
 CONFIG, INFO, TRIAL, SWEEP = "config.yaml", "run.json", "trial.json", "sweep.json"
 SAVED = Path(".hydra")  # of how the run was started
-OVERRIDES = SAVED / "overrides.yaml"
+OVERRIDES, HYDRA = SAVED / "overrides.yaml", SAVED / "hydra.yaml"
+SEARCHPATH = "hydra.searchpath="  # the one of Hydra's own keys that says what a run is
 
 
 def write_run_info(
@@ -62,6 +63,17 @@ def read_info(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise DataError(f"{path}: no JSON ({error}); delete it") from error
     return found
+
+
+def whereabouts(folder: Path) -> tuple[str, str | None, list[str]]:
+    """Where the options of the run in a folder were looked for: --config-name, --config-dir, a typed search path.
+
+    Raises: OSError, ValueError, KeyError, TypeError or YAMLError where Hydra's note of it cannot be read.
+    """
+    about = yaml.safe_load((folder / HYDRA).read_text(encoding="utf-8"))["hydra"]
+    paths = {source["provider"]: source["path"] for source in about["runtime"]["config_sources"]}
+    typed = about.get("overrides", {}).get("hydra", ())
+    return about["job"]["config_name"], paths.get("command-line"), [t for t in typed if t.startswith(SEARCHPATH)]
 
 
 def record(config: Mapping[str, Any], argv: Sequence[str]) -> dict[str, Any]:
