@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
 
-from rookexp import aggregation, asking, check, chess_text, fitting, kl, nodes, run_info, runs, session
+from rookexp import aggregation, asking, check, chess_text, fitting, kept, kl, nodes, run_info, runs, session
 from rookexp.errors import ConfigError, DataError
 from rookexp.exam import Exam
 from rookexp.generate import Sampling
@@ -106,6 +106,7 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
     grpo, hardware = config["grpo"], make(config["hardware"])
     if start.checkpoint is not None:
         fitting.refuse_another_batch(hardware, grpo["prompts_per_step"], run_folder)
+    kept.tell_other_hardware(run_folder, config["hardware"]["precision"], kept.computed(hardware))
     policy = load_policy(config, hardware)
     print(introduced(policy, hardware), flush=True)
     objects = {
@@ -215,6 +216,7 @@ def build_pretraining(config: Config, run_folder: Path) -> session.Training:
     texts = [read_documents(file) for file in files]
     texts[1] = texts[1][: run.validation_documents]
     hardware: Hardware = make(config["hardware"])
+    kept.tell_other_hardware(run_folder, config["hardware"]["precision"], kept.computed(hardware))
     policy = load_policy(config, hardware)
     print(introduced(policy, hardware), flush=True)
     train, validation = (token_documents(policy, *part) for part in zip(files, texts, strict=True))

@@ -10,8 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from rookexp.errors import ConfigError
+from rookexp.run_info import SEARCHPATH
 
 PACKAGE = Path(__file__).resolve().parent
 # Hydra looks for plugins once a process, so our sweeper is there to be found before anything composes, however rookexp
@@ -19,7 +24,6 @@ PACKAGE = Path(__file__).resolve().parent
 PLUGINS = str(PACKAGE / "_hydra")
 if PLUGINS not in sys.path:
     sys.path.append(PLUGINS)
-SEARCHPATH = "hydra.searchpath="
 HYDRA_VERSION = tuple(int(part) for part in hydra.__version__.split(".")[:2])
 
 
@@ -37,19 +41,45 @@ def version_base() -> dict[str, str]:
 @contextmanager
 def configs(args: Namespace) -> Iterator[list[str]]:
     """Hydra, ready to compose what the flags ask for; the overrides that say where else options are looked for."""
-    path = Path(args.config_path).resolve() if args.config_path else conf_dir()
+    path = main_dir(args)
     GlobalHydra.instance().clear()  # a failed start leaves one behind
     with hydra.initialize_config_dir(str(path), **version_base()):
-        yield searchpath(args.overrides, args.config_dir)
+        if args.config_dir:
+            where = create_config_search_path(str(path))
+            where.prepend("command-line", f"file://{Path(args.config_dir).resolve()}", anchor="schema")
+            GlobalHydra.instance().clear()
+            Hydra.create_main_hydra2(task_name="rookexp", config_search_path=where)
+        yield searchpath(args.overrides)
 
 
-def searchpath(overrides: Sequence[str], config_dir: str | None = None) -> list[str]:
-    """One override for the search path that was typed and a --config-dir together; [] without either."""
+def main_dir(args: Namespace) -> Path:
+    """The folder that is looked into first."""
+    return Path(args.config_path).resolve() if args.config_path else conf_dir()
+
+
+def searchpath(overrides: Sequence[str]) -> list[str]:
+    """One override for the search path that was typed; [] without."""
+    found = places(overrides)
+    return [f"{SEARCHPATH}[{','.join(map(quoted, found))}]"] if found else []
+
+
+def places(overrides: Sequence[str]) -> list[str]:
+    """The search path that was typed, place by place."""
     parsed = OverridesParser.create().parse_overrides([text for text in overrides if text.startswith(SEARCHPATH)])
     typed: Any = [override.value() for override in parsed]
-    places = [str(place) for value in typed for place in (value if isinstance(value, list) else [value])]
-    places += [f"file://{Path(config_dir).resolve()}"] if config_dir else []
-    return [f"{SEARCHPATH}[{','.join(map(quoted, places))}]"] if places else []
+    return [str(place) for value in typed for place in (value if isinstance(value, list) else [value])]
+
+
+def refuse_hidden(args: Namespace) -> None:
+    """Raises: ConfigError for a file of one's own that Hydra would never read, because one before it has its name."""
+    main = main_dir(args)
+    for place in [args.config_dir, *places(args.overrides)]:
+        own = Path((place or "").removeprefix("file://"))
+        for path in sorted(main.rglob("*.yaml")) if place else ():
+            name = path.relative_to(main)
+            if (own / name).is_file() and (own / name).read_bytes() != (main / name).read_bytes():
+                option = f"{name.parent.as_posix()}={name.stem}" if name.parent.name else f"--config-name {name.stem}"
+                raise ConfigError(f"{own / name}: never read, for {option} is one of rookexp's; give it another name")
 
 
 def quoted(text: object) -> str:

@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rookexp import environment, labels, mistakes, recipes, resume, stop
-from rookexp.composing import HYDRA_VERSION, PACKAGE, conf_dir, configs, searchpath, version_base
+from rookexp.composing import HYDRA_VERSION, PACKAGE, conf_dir, configs, refuse_hidden, searchpath, version_base
 from rookexp.errors import ConfigError, DataError, EngineError, Reconfigured, RookexpError, RunStopped
 from rookexp.run_info import is_secret
 
@@ -232,13 +232,15 @@ def arrange(argv: list[str], config_name: str) -> list[str]:
     flags = [arg for arg in argv if arg not in overrides]
     words = resume.continued(flags, sweeping(overrides, known.multirun), config_name)
     args = parser.parse_args(words)
-    if not any(text.startswith(f"{recipes.RECIPES}=") for text in args.overrides):
-        return words
+    name = args.config_name or config_name
     try:
+        refuse_hidden(args)
         with configs(args) as extra:  # as Hydra will compose it
-            ours = not known.multirun or any(text.startswith(SWEEPS) for text in overrides)
-            name = args.config_name or config_name
-            varied = [] if ours else recipes.varied(args.overrides, name, extra)
+            if known.multirun and (
+                any(text.startswith(SWEEPS) for text in overrides) or "sweep" in recipes.chosen_by(name, extra)
+            ):
+                return words  # our sweep does the same for each point
+            varied = recipes.varied(args.overrides, name, extra) if known.multirun else []
             added = recipes.taken_out(args.overrides, name, extra)
     except (HydraException, OmegaConfBaseException, YAMLError):
         return words  # Hydra will find the same mistake when it composes, and mistakes.explain says which it is

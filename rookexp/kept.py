@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rookexp import check, checkpoint, measures, runs
+from rookexp import check, checkpoint, fingerprints, measures, runs
 from rookexp.errors import ConfigError
-from rookexp.run_info import CONFIG, TRIAL, redacted
+from rookexp.hardware import Hardware
+from rookexp.run_info import CONFIG, INFO, TRIAL, read_info, redacted
 
 ASKED = (runs.SEED, "task", "eval.positions", "corpus", "validation_documents")
 # The evaluation sees nothing of these, but of a kind's sampling what is in `measures.SCORED`.
@@ -17,6 +18,7 @@ ENGINES = tuple(f".engine.{name}" for name in ("path", "processes", "timeout_s",
 CONTROLLED = ("AdaptiveKL", "ProportionalKL", "PpoRuleKL")  # coefficients that move by what they see
 ASSETS = "/rookexp/assets/"  # wherever the package lies
 DATA = {"positions", "data", "corpus"}  # parts of keys that name files or folders of rows
+COMPUTED = ("precision", "device")  # of what the hardware came to: results depend on them
 SHOWN = 3  # keys in a message
 
 
@@ -24,7 +26,8 @@ def refuse_other(folder: Path, config: Mapping[str, Any], *, swept: bool) -> Non
     """Refuses to go on with the run in `folder` where that would make two runs of it; `swept`: it is a sweep's job.
 
     What else differs from what was trained so far is said.
-    Raises: ConfigError with each key, its value so far and the new one; DataError for a damaged config.yaml.
+    Raises: ConfigError with each key, its value so far and the new one, and for data whose content has changed;
+    DataError for a damaged config.yaml.
     """
     newest = checkpoint.latest(folder)
     if newest is None or not (folder / CONFIG).is_file():
@@ -44,6 +47,7 @@ def refuse_other(folder: Path, config: Mapping[str, Any], *, swept: bool) -> Non
         )
     differs = [said for key, said in changed.items() if judged(key, before)]
     if not differs:
+        _refuse_other_data(folder, newest, config)
         if other := [said for key, said in changed.items() if _trains(key, before)]:
             print(f"from {newest.name} on: {'; '.join(other)}", flush=True)
         return
@@ -58,6 +62,48 @@ def refuse_other(folder: Path, config: Mapping[str, Any], *, swept: bool) -> Non
         f"{folder}: a run that goes on keeps its seed, {keeps}: {listed}; a new one can begin with its weights: "
         f"model=rook_nano model.path={newest / checkpoint.MODEL}"
     )
+
+
+def _refuse_other_data(folder: Path, newest: Path, config: Mapping[str, Any]) -> None:
+    """Raises: ConfigError for the first data file that does not hold what it held when the run was started last."""
+    had, have = read_info(folder).get("data", {}), fingerprints.of_data(config)
+    for key in (key for key in had if key in have):
+        for file in {**had[key], **have[key]}:
+            was, now = (files[key].get(file, runs.ABSENT) for files in (had, have))
+            if was != now:
+                raise ConfigError(
+                    f"{folder}: {key}: {file} was {was}, now {now}: a run that goes on keeps its data; put the file "
+                    "back as it was, or begin a new run with its weights: model=rook_nano "
+                    f"model.path={newest / checkpoint.MODEL}"
+                )
+
+
+def computed(hardware: Hardware) -> dict[str, Any]:
+    """What the hardware came to, `auto` and null resolved; the micro-batch is null where `hardware.fit` finds it."""
+    rows = None if hardware.fit else hardware.micro_batch
+    return {**hardware.describe(), "micro_batch": rows, "head_chunk": hardware.head_chunk}
+
+
+def tell_other_hardware(folder: Path, asked: str, here: Mapping[str, Any]) -> None:
+    """Says where the run that goes on in `folder` is computed otherwise than before; `here` as `computed`.
+
+    Its weights are fp32 everywhere, so it may. A job of a sweep may not where `hardware.precision` was `asked` as auto:
+    its points would differ by the precision, too.
+    Raises: ConfigError for such a job.
+    """
+    before = read_info(folder).get("hardware", {})
+    if other := [f"{k} was {before[k]}, now {here[k]}" for k in COMPUTED if before.get(k, here[k]) != here[k]]:
+        print(f"note: from here on computed otherwise: {'; '.join(other)}; numbers differ by rounding", flush=True)
+    if asked != "auto" or not (folder / TRIAL).is_file():
+        return
+    for path in sorted(folder.parent.glob(f"*/{INFO}")):
+        precision = read_info(path.parent).get("hardware", {}).get("precision", here["precision"])
+        if precision != here["precision"]:
+            raise ConfigError(
+                f"hardware.precision=auto: {here['precision']} on this machine, and {path.parent} of the same sweep "
+                f"was in {precision}; allowed: hardware.precision={precision}; "
+                f"hardware.precision={here['precision']} mixes them"
+            )
 
 
 def _in_checkpoint(key: str, before: Mapping[str, Any]) -> bool:

@@ -13,7 +13,6 @@ from typing import Any
 import yaml
 
 from rookexp import __version__, boards, checkpoint, chess_text, measures, report, run_info, runs
-from rookexp.errors import DataError
 from rookexp.models import weights
 from rookexp.models.gpt2 import GPT2
 
@@ -62,14 +61,7 @@ def origin_of(folder: Path) -> Origin | None:
     step, home = checkpoint.NAME.fullmatch(folder.parent.name), folder.parent.parent.parent
     if folder.name != checkpoint.MODEL or step is None or not (home / run_info.CONFIG).is_file():
         return None
-    path = home / run_info.INFO
-    try:
-        info = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        if not isinstance(info, dict):
-            raise ValueError("not an object")
-    except ValueError as error:
-        raise DataError(f"{path}: no JSON ({error}); delete it") from error
-    return Origin(runs.read(home), int(step[1]), info)
+    return Origin(runs.read(home), int(step[1]), run_info.read_info(home))
 
 
 def text(name: str, model: GPT2, origin: Origin | None, *, source: str, dtype: str) -> str:
@@ -110,7 +102,9 @@ def base_of(config: Mapping[str, Any]) -> str:
     return shown(path) + (f"@{revision}" if revision else "")
 
 
-IN_BRACKETS = re.compile(r"""(?<=[\s,:\[{'"])(?:~|[A-Za-z]:)?[/\\](?![/\\])[^\s,'"\]}]+""")  # an absolute path
+IN_BRACKETS = re.compile(
+    r"""(?:(?<=[\s,:\[{'"])|(?<=file://))(?:~|[A-Za-z]:)?[/\\](?![/\\])[^\s,'"\]}]+"""
+)  # an absolute path
 
 
 def shown(path: str) -> str:
@@ -126,7 +120,7 @@ def training(origin: Origin) -> Iterator[str]:
     """Command, steps, seeds, code, parts, and the configuration."""
     run, info = origin.run, origin.info
     door = "train" if "grpo" in run.config else "pretrain"
-    typed = run.overrides or tuple(info.get("argv", ())[1:])
+    typed = (*flags(run.folder, door), *run.overrides) if run.overrides else tuple(info.get("argv", ())[1:])
     yield f"{origin.step} steps of `{command(door, typed)}`.\n"
     starts = [command(door, start.get("argv", ())[1:]) for start in info.get("earlier_starts", ())]
     if starts:
@@ -148,9 +142,24 @@ def training(origin: Origin) -> Iterator[str]:
     yield f"\n<details><summary>{heading}</summary>\n\n```yaml\n{dumped(kept)}```\n\n</details>"
 
 
+def flags(folder: Path, door: str) -> Iterator[str]:
+    """What was typed of where the run's options are, in front of its overrides."""
+    try:
+        name, config_dir, searchpath = run_info.whereabouts(folder)
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return  # nobody has noted it
+    yield from () if config_dir is None else ("--config-dir", config_dir)
+    yield from () if name == {"train": "config"}.get(door, door) else ("--config-name", name)
+    yield from searchpath
+
+
 def command(door: str, typed: Sequence[str]) -> str:
     """What was typed, without what says only where the run's own files go."""
-    words = [shlex.quote(portable(word)) for word in typed if not word.lstrip("+~").startswith(("hydra.", "track"))]
+    words = [
+        shlex.quote(portable(word))
+        for word in typed
+        if word.startswith(run_info.SEARCHPATH) or not word.lstrip("+~").startswith(("hydra.", "track"))
+    ]
     return " ".join([f"python -m rookexp.{door}", *words])
 
 
@@ -216,7 +225,8 @@ def portable(value: Any) -> Any:
         inner = path.strip("'\"")
         if Path(inner).expanduser().is_absolute():
             return f"{key}{equals}{shown(inner)}"
-        return IN_BRACKETS.sub(lambda found: shown(found[0]), value) if set("[{") & set(value) else value
+        held = "[" in value or "{" in value or "file://" in value
+        return IN_BRACKETS.sub(lambda found: shown(found[0]), value) if held else value
     return [portable(inner) for inner in value] if isinstance(value, Sequence) else value
 
 

@@ -266,6 +266,9 @@ def _notes(points: Sequence[Point], varying: Mapping[str, tuple[Any, ...]]) -> l
         notes.append(f"{key} differs: rewards under it are not on one scale and are not compared")
     if any(key.split(".")[0] == "hardware" for key in varying):
         notes.append("the hardware settings differ, and with them the times; where the precision does, results do, too")
+    found = {_json(run.folder / INFO).get("hardware", {}).get("precision") for point in points for run in point.runs}
+    if len(found - {None}) > 1 and "hardware.precision" not in varying:
+        notes.append("hardware.precision=auto came to bf16 in some runs and to fp32 in others: results differ by it")
     ends = ((run, own) for point in points for run, own in zip(point.runs, point.figures, strict=True))
     steps = {own.get("steps") for run, own in ends if run.status == "finished"}
     if "steps" in varying or len(steps) > 1:

@@ -10,14 +10,13 @@ from pathlib import Path
 import yaml
 
 from rookexp import check
-from rookexp.composing import SEARCHPATH, quoted
+from rookexp.composing import quoted
 from rookexp.files import write_atomic
-from rookexp.run_info import OVERRIDES, SAVED
+from rookexp.run_info import HYDRA, OVERRIDES, SAVED, whereabouts
 
 KEY, PLACE = "resume", "hydra.run.dir"
 DOORS = {"config": "train", "pretrain": "pretrain"}  # config names whose runs can be continued
 SHORT = {"--config-dir": "-cd", "--config-name": "-cn"}
-HYDRA = SAVED / "hydra.yaml"
 ALLOWED = "allowed: a run folder with a checkpoint, or null"
 
 
@@ -74,14 +73,10 @@ def read_saved(folder: Path, value: str) -> Saved:
     Raises: ConfigError where nothing is.
     """
     try:
-        overrides, about = (yaml.safe_load((folder / name).read_text(encoding="utf-8")) for name in (OVERRIDES, HYDRA))
-        paths = {source["provider"]: source["path"] for source in about["hydra"]["runtime"]["config_sources"]}
-        name = about["hydra"]["job"]["config_name"]
-        overrides += [
-            text for text in about["hydra"].get("overrides", {}).get("hydra", ()) if text.startswith(SEARCHPATH)
-        ]
-        found = {"--config-dir": paths.get("command-line"), "--config-name": name}
-        return Saved(name, list(overrides), {flag: text for flag, text in found.items() if text})
+        overrides = yaml.safe_load((folder / OVERRIDES).read_text(encoding="utf-8"))
+        name, config_dir, searchpath = whereabouts(folder)
+        found = {"--config-dir": config_dir, "--config-name": name}
+        return Saved(name, [*overrides, *searchpath], {flag: text for flag, text in found.items() if text})
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
         raise check.refusal(KEY, value, f"not a run's folder, for {SAVED} in it cannot be read; {ALLOWED}") from error
 

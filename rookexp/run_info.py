@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from rookexp.errors import DataError
 from rookexp.files import write_atomic
 
 PACKAGES = (
@@ -27,24 +28,52 @@ HIDDEN = "***"
 # In a run's folder, SWEEP in that of a sweep.
 CONFIG, INFO, TRIAL, SWEEP = "config.yaml", "run.json", "trial.json", "sweep.json"
 SAVED = Path(".hydra")  # of how the run was started
-OVERRIDES = SAVED / "overrides.yaml"
+OVERRIDES, HYDRA = SAVED / "overrides.yaml", SAVED / "hydra.yaml"
+SEARCHPATH = "hydra.searchpath="  # the one of Hydra's own keys that says what a run is
 
 
-def write_run_info(folder: Path, config: Mapping[str, Any], argv: Sequence[str]) -> None:
+def write_run_info(
+    folder: Path, config: Mapping[str, Any], argv: Sequence[str], found: Mapping[str, Any] | None = None
+) -> None:
     """Writes config.yaml (resolved) and run.json (command, revision, versions, seeds) into the run folder.
 
-    A resumed run moves what run.json said of the earlier start into its list `earlier_starts`. Values under keys that
-    name a secret are starred; the environment is not written.
+    `found`: what else run.json tells, such as what the hardware came to. A resumed run moves what run.json said of the
+    earlier start into its list `earlier_starts`. Values under keys that name a secret are starred; the environment is
+    not written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / INFO
-    earlier: list[Any] = []
-    if path.exists():
-        before = json.loads(path.read_text(encoding="utf-8"))
-        earlier = [*before.pop("earlier_starts"), before]
-    info = {**_started(config, argv), "earlier_starts": earlier}
+    before = read_info(folder)
+    earlier = [*before.pop("earlier_starts", ()), before] if before else []
+    info = {**_started(config, argv), **(found or {}), "earlier_starts": earlier}
     write_atomic(folder / CONFIG, yaml.safe_dump(redacted(config), sort_keys=False))
     write_atomic(path, json.dumps(info, indent=2) + "\n")
+
+
+def read_info(folder: Path) -> dict[str, Any]:
+    """What run.json says of the last start of the run in a folder; {} where there is none.
+
+    Raises: DataError for a damaged one.
+    """
+    path = folder / INFO
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        if not isinstance(found, dict):
+            raise ValueError("not an object")
+    except ValueError as error:
+        raise DataError(f"{path}: no JSON ({error}); delete it") from error
+    return found
+
+
+def whereabouts(folder: Path) -> tuple[str, str | None, list[str]]:
+    """Where the options of the run in a folder were looked for: --config-name, --config-dir, a typed search path.
+
+    Raises: OSError, ValueError, KeyError, TypeError or YAMLError where Hydra's note of it cannot be read.
+    """
+    about = yaml.safe_load((folder / HYDRA).read_text(encoding="utf-8"))["hydra"]
+    paths = {source["provider"]: source["path"] for source in about["runtime"]["config_sources"]}
+    typed = about.get("overrides", {}).get("hydra", ())
+    return about["job"]["config_name"], paths.get("command-line"), [t for t in typed if t.startswith(SEARCHPATH)]
 
 
 def record(config: Mapping[str, Any], argv: Sequence[str]) -> dict[str, Any]:

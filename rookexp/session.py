@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from annotated_types import Ge, MinLen
 from torch import nn
 
-from rookexp import check, checkpoint, checkup, door, hub, mistakes, report, stop, track, verdict
+from rookexp import check, checkpoint, checkup, door, fingerprints, hub, kept, mistakes, report, stop, track, verdict
 from rookexp.errors import (
     CheckupFailed,
     ConfigError,
@@ -68,6 +68,7 @@ class Training:
     stop: stop.Stop
     saver: checkpoint.Saver
     finder: Finder | None  # of the micro-batch; None = it is as configured
+    computed: Mapping[str, Any]  # what the hardware came to
     subject: Subject | None = None  # what a self-check looks at
 
 
@@ -165,7 +166,7 @@ def assemble(
         diagnose_every=diagnose_every,
         after_step=after_step,
     )
-    return Training(trainer, tracker, start, asked, saver, finder)
+    return Training(trainer, tracker, start, asked, saver, finder, kept.computed(hardware))
 
 
 def pretrain(training: Training, config: Mapping[str, Any], folder: Path) -> None:
@@ -259,7 +260,7 @@ def tracked(training: Training, config: Mapping[str, Any], folder: Path, door_na
     def note() -> None:
         nonlocal command
         command = f"python -m rookexp.{door_name} {shlex.quote(f'resume={folder}')}"
-        write_run_info(folder, config, sys.argv)
+        write_run_info(folder, config, sys.argv, {"hardware": training.computed, "data": fingerprints.of_data(config)})
         door.note_start(folder)
 
     if training.start.checkpoint is None:

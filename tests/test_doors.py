@@ -376,6 +376,26 @@ def test_a_recipe_of_ones_own_gives_way_to_an_option_whatever_its_folder_is_call
     assert recipe["loss"]["clip_low"] == 0.111
 
 
+@pytest.mark.parametrize("way", ["--config-dir", "hydra.searchpath"])
+def test_a_file_of_ones_own_that_would_never_be_read_is_refused(
+    enter: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], way: str
+) -> None:
+    own = tmp_path / "my"
+    where = ["--config-dir", str(own)] if way == "--config-dir" else [f"hydra.searchpath=['file://{own}']"]
+    for name, option in (("loss/gspo.yaml", "loss=gspo"), ("pretrain.yaml", "--config-name pretrain")):
+        path = own / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes((composing.conf_dir() / name).read_bytes())
+        assert len(enter(*where, "loss=gspo").calls) == 1, "a copy says the same"
+        path.write_text("clip_low: 0.5\n", encoding="utf-8")
+        with pytest.raises(SystemExit):
+            enter(*where, "loss=gspo")
+        said = capsys.readouterr().err
+        assert said == f"error: {path}: never read, for {option} is one of rookexp's; give it another name\n"
+        path.rename(path.with_stem("own"))
+        assert len(enter(*where).calls) == 1
+
+
 def test_a_typo_among_options_of_ones_own_names_them(
     enter: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

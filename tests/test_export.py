@@ -174,6 +174,27 @@ def test_the_card_of_a_run_that_went_on_says_what_was_typed_before(run: Path, tm
     )
 
 
+def test_the_card_says_where_the_options_of_a_run_are(run: Path) -> None:
+    about: dict[str, Any] = {
+        "job": {"config_name": "mine"},
+        "runtime": {"config_sources": [{"provider": "command-line", "path": "/home/somebody/my conf"}]},
+        "overrides": {"hydra": ["hydra.searchpath=['file:///home/somebody/more']", "hydra.run.dir=x"]},
+    }
+
+    def told() -> str:
+        (run / ".hydra" / "hydra.yaml").write_text(yaml.safe_dump({"hydra": about}))
+        return next(model_card.training(model_card.origin_of(run / "checkpoints" / "step-000020" / "model")))
+
+    assert (
+        "`python -m rookexp.train --config-dir '.../my conf' --config-name mine "
+        """'hydra.searchpath=['"'"'file://.../more'"'"']' seed=3 optim.lr=2e-4 model.path=.../base`"""
+    ) in told()
+    about["overrides"]["hydra"] = ["hydra.searchpath=file:///home/somebody/more"]
+    assert " hydra.searchpath=file://.../more seed=3" in told()
+    about |= {"job": {"config_name": "config"}, "runtime": {"config_sources": []}, "overrides": {"hydra": []}}
+    assert "`python -m rookexp.train seed=3 optim.lr=2e-4 model.path=.../base`" in told()
+
+
 @pytest.mark.parametrize("info", ["[]", '{"git": {}}', '{"git": null, "seeds": null}'])
 def test_a_run_without_all_its_records_is_told_or_exported_without(info: str, run: Path, tmp_path: Path) -> None:
     (run / "run.json").write_text(info, encoding="utf-8")

@@ -23,7 +23,7 @@ FLOORS = {
         ["trainer", "hardware", "track", "console", "health", "report", "run_info", "checkpoint", "runs"], 4
     ),
     **dict.fromkeys(["annotate", "a_documents", "documents", "corpus", "position_mix", "transition_mix"], 4),
-    **dict.fromkeys(["heldout", "policies", "stop"], 4),
+    **dict.fromkeys(["heldout", "policies", "stop", "fingerprints"], 4),
     **dict.fromkeys(["rehearsal", "reciter", "symptoms", "checkup", "fitting", "probes"], 4),
     **dict.fromkeys(["model_card", "player", "uci_protocol"], 4),
     **dict.fromkeys(["wandb_tracker", "tensorboard_tracker", "trackio_tracker", "environment"], 4),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import hydra
 import pytest
+from hydra._internal.utils import get_args_parser
+from omegaconf import open_dict
 
 from rookexp import build, composing, door, recipes
 from rookexp.errors import ConfigError
+from rookexp.sweep import probe
 
 
 def composed(*typed: str) -> dict[str, Any]:
@@ -109,3 +113,73 @@ def test_flags_stay_in_front_and_a_second_arrangement_changes_nothing() -> None:
 
 def test_a_misspelt_option_is_left_to_the_message_that_explains_it() -> None:
     assert door.arrange(["experiment=grpo", "kl=nne"], "config") == ["experiment=grpo", "kl=nne"]
+
+
+OWN = {
+    "mine.yaml": "defaults: [config, override experiment: dapo, _self_]\noptim: {lr: 0.5}\n",
+    "swept.yaml": "defaults: [config, override sweep: own, _self_]\n",
+    "sweep/own.yaml": "# @package _global_\ndefaults: [grid, override /experiment: dapo, override /kl: fixed]\n"
+    "kl: {coef: 0.05}\noptim: {lr: 0.25}\n"
+    "hydra: {sweeper: {params: {optim: 'choice(adamw, adamw_cosine)'}}}\n",
+}
+
+
+def own_composed(folder: Path, name: str, *typed: str) -> dict[str, Any]:
+    """What a command line with a folder and a file of one's own composes."""
+    door.register_resolvers()
+    flags = ["--config-dir", str(folder), "--config-name", name]
+    words = door.arrange([*flags, *typed], "config")
+    assert words[:4] == flags
+    with composing.configs(get_args_parser().parse_args(words)):
+        return door.plain(hydra.compose(name, [word for word in words[4:] if word != "-m"]))
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    for name, text in OWN.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def test_a_recipe_that_a_file_chooses_gives_way_to_an_option(own: Path) -> None:
+    recipe = own_composed(own, "mine")
+    assert recipe["loss"]["clip_high"] == 0.28
+    typed = own_composed(own, "mine", "loss=gspo", "optim=adamw_cosine")
+    assert typed["loss"] == composed("experiment=dapo", "loss=gspo")["loss"]
+    assert typed["grpo"] == recipe["grpo"]
+    assert typed["optim"]["lr"] == 0.5, "what the file itself says is no recipe's"
+    assert own_composed(own, "mine", "loss=gspo", "loss.clip_low=0.1")["loss"]["clip_low"] == 0.1
+    with pytest.raises(ConfigError, match="loss=gspo,clip: beside a recipe"):
+        own_composed(own, "mine", "-m", "loss=gspo,clip")
+
+
+def settled(folder: Path, name: str, *words: str) -> dict[str, Any]:
+    """A sweep's job of these words."""
+    door.register_resolvers()
+    flags = get_args_parser().parse_args(["--config-dir", str(folder), "--config-name", name])
+    with composing.configs(flags):
+        config = hydra.compose(name, [], return_hydra_config=True)
+        with open_dict(config):
+            config.hydra.job.config_name = name
+        return door.plain(hydra.compose(name, probe.settled(words, config)))
+
+
+@pytest.mark.parametrize(("name", "more"), [("config", ["sweep=own"]), ("swept", [])])
+def test_a_sweeps_own_values_give_way_to_an_option_too(own: Path, name: str, more: list[str]) -> None:
+    job = settled(own, name, *more, "optim=adamw_cosine")
+    assert (job["kl"]["coef"], job["loss"]["clip_high"], job["steps"]) == (0.05, 0.28, 40)
+    assert job["optim"]["lr"] == 0.25, "an option that the recipe varies has the recipe's values"
+    job = settled(own, name, *more, "optim=adamw", "kl=adaptive", "loss=gspo")
+    assert job["kl"] == composed("kl=adaptive")["kl"]
+    assert job["loss"] == composed("loss=gspo")["loss"]
+    assert job["grpo"] == composed("experiment=dapo")["grpo"]
+    assert job["optim"]["lr"] == 0.25
+
+
+def test_a_sweep_does_by_point_what_a_single_run_does_at_its_start(own: Path) -> None:
+    flags = ["--config-dir", str(own), "-m", "--config-name", "swept"]
+    assert door.arrange([*flags, "kl=adaptive"], "config") == [*flags, "kl=adaptive"]
+    assert door.arrange(["-m", "sweep=kl_types", "kl=adaptive"], "config") == ["-m", "sweep=kl_types", "kl=adaptive"]
+    shipped = settled(own, "config", "sweep=kl_types", "kl=adaptive", "grpo.kl_type=k1")
+    assert shipped["kl"] == composed("kl=adaptive")["kl"]

@@ -19,14 +19,13 @@ from rookexp.sweep.space import Listed, Point, Scalar, Space
 MOST = 20  # points that a value is tried in, and that are tried where none is right
 
 
-def settled(space: Space, point: Point, config: DictConfig) -> list[str]:
-    """The overrides of a point of the sweep that `config` is; an option beside a recipe stands as its file has it."""
-    overrides = [*space.fixed, *space.overrides(point)]
+def settled(overrides: Sequence[str], config: DictConfig) -> list[str]:
+    """What a job of the sweep that `config` is composes; an option beside a recipe stands as its file has it."""
     places = composing.searchpath(OmegaConf.select(config, "hydra.overrides.hydra") or ())
     try:
         return [*recipes.taken_out(overrides, str(config.hydra.job.config_name), places), *overrides]
     except (HydraException, OmegaConfBaseException):
-        return overrides  # composing them will fail of it, and say so
+        return [*overrides]  # composing them will fail of it, and say so
 
 
 def refuse_wrong_values(space: Space, config: DictConfig, context: HydraContext, check: door.Check | None) -> None:
@@ -39,7 +38,7 @@ def refuse_wrong_values(space: Space, config: DictConfig, context: HydraContext,
 
     def error_of(point: Point) -> Exception | None:
         try:
-            composed = context.config_loader.load_sweep_config(config, settled(space, point, config))
+            composed = context.config_loader.load_sweep_config(config, settled(space.job(point), config))
             if check is not None:
                 check(resolved(composed))
         except (HydraException, OmegaConfBaseException, ConfigError) as error:

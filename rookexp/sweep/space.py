@@ -159,6 +159,10 @@ class Space:
         """The point as it is typed."""
         return [f"{param.key}={param.text(point[param.key])}" for param in self.params]
 
+    def job(self, point: Point) -> list[str]:
+        """The overrides of a job: what every one has, and the point."""
+        return [*self.fixed, *self.overrides(point)]
+
     def snapped(self, point: Point) -> dict[str, Scalar]:
         """The point in declared order, without rounding errors."""
         return {param.key: param.snapped(point[param.key]) for param in self.params}

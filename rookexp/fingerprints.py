@@ -1,0 +1,64 @@
+"""What a run's data files hold, in a few characters each, so that a run that goes on knows them again."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from rookexp.tasks.shards import SUFFIXES
+
+WHOLE = 1 << 26  # bytes of a file that is read to its end: 64 MiB
+BLOCKS, BLOCK = 64, 1 << 16  # of a larger one so many places are looked at, its beginning and its end among them
+CORPUS = ("train.txt", "validation.txt")  # what pretraining reads of its folder
+GROUPS = ("task", "eval")  # whose values may name files; a reward's name a program and its cache
+
+
+def of_data(config: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Dotted key -> file -> its size and digest, of each key that names a file, or a folder of data, on this machine.
+
+    A file is told by its name, one in a folder by its path there. What comes from the Hub has its commit instead.
+    """
+    found = {key: dict(files) for group in GROUPS for key, files in _named(config.get(group), group)}
+    if "corpus" in config:
+        corpus = Path(config["corpus"]).expanduser()
+        found["corpus"] = {name: of_file(corpus / name) for name in CORPUS if (corpus / name).is_file()}
+    return {key: files for key, files in found.items() if files}
+
+
+def of_file(path: Path) -> str:
+    """`BYTES bytes, sha256 DIGEST`; above 64 MiB the digest is of 64 blocks of 64 KiB, evenly spaced."""
+    size, digest = path.stat().st_size, hashlib.sha256()
+    with path.open("rb") as file:
+        if size <= WHOLE:
+            while part := file.read(1 << 20):
+                digest.update(part)
+        else:
+            for i in range(BLOCKS):
+                file.seek((size - BLOCK) * i // (BLOCKS - 1))
+                digest.update(file.read(BLOCK))
+    return f"{size} bytes, sha256 {digest.hexdigest()[:16]}"
+
+
+def _named(node: Any, key: str) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """The keys in a node with a path, and what lies there."""
+    for name, value in node.items() if isinstance(node, Mapping) else ():
+        if isinstance(value, str):
+            path = Path(value).expanduser()
+            if path.is_file() and {"/", "."} & set(value):  # not a word such as `validation`
+                yield f"{key}.{name}", {path.name: of_file(path)}
+            elif name == "data" and path.is_dir():
+                wanted = (str(node.get("files", "*")), str(node.get("evaluate", "")))
+                yield f"{key}.{name}", dict(_inside(path, wanted))
+        else:
+            yield from _named(value, f"{key}.{name}")
+
+
+def _inside(folder: Path, wanted: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """The data files of a folder whose paths in it match one of the patterns."""
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.suffix in SUFFIXES and path.is_file() and any(fnmatch(name, pattern) for pattern in wanted):
+            yield name, of_file(path)
