@@ -43,7 +43,10 @@ class GroupMean(Baseline):
         self.std_floor = std_floor
 
     def forward(self, rewards: Float[Tensor, "p g"], tasks: Sequence[str]) -> Float[Tensor, "p g"]:
-        """Advantages in rewards' unit, or in standard deviations; exactly 0 in a group of equal rewards."""
+        """Advantages in rewards' unit, or in standard deviations; exactly 0 in a group of equal rewards.
+
+        Raises: ConfigError when G is 1.
+        """
         return self._divided(_centred(rewards, rewards.mean(1, keepdim=True))[..., None], rewards)[..., 0]
 
     def _divided(self, compared: Float[Tensor, "p g k"], rewards: Float[Tensor, "p g"]) -> Float[Tensor, "p g k"]:
@@ -82,7 +85,11 @@ class Process(GroupMean):
 
     @torch.no_grad()
     def advantages(self, given: TokenRewards) -> Advantages:
-        """Advantages as `GroupMean` has them, token by token; a stage of equal rewards adds exactly 0."""
+        """Advantages as `GroupMean` has them, token by token; a stage of equal rewards adds exactly 0.
+
+        Raises: ConfigError when G is 1.
+        """
+        _refuse_one(given.group_size)
         stage = torch.zeros_like(given.mask, dtype=torch.long) if given.stage is None else given.stage
         shape = len(given.tasks), given.group_size, int(stage.max()) + 1
 
@@ -104,7 +111,10 @@ class Rloo(Baseline):
     """A = r - mean of the others = G / (G - 1) (r - mean). Source: Ahmadian et al. 2024 (arXiv 2402.14740)."""
 
     def forward(self, rewards: Float[Tensor, "p g"], tasks: Sequence[str]) -> Float[Tensor, "p g"]:
-        """Advantages in rewards' unit; exactly 0 in a group of equal rewards."""
+        """Advantages in rewards' unit; exactly 0 in a group of equal rewards.
+
+        Raises: ConfigError when G is 1.
+        """
         group_size = rewards.shape[1]
         return _centred(rewards, rewards.mean(1, keepdim=True)) * (group_size / (group_size - 1))
 
@@ -121,7 +131,10 @@ class LeaveOneOut(Baseline):
         self.std_eps = std_eps
 
     def forward(self, rewards: Float[Tensor, "p g"], tasks: Sequence[str]) -> Float[Tensor, "p g"]:
-        """Advantages in the others' standard deviations; exactly 0 in a group of equal rewards."""
+        """Advantages in the others' standard deviations; exactly 0 in a group of equal rewards.
+
+        Raises: ConfigError when G is 1.
+        """
         g = rewards.shape[1]
         columns = torch.arange(g, device=rewards.device).expand(g, g)
         others = rewards[:, columns[columns != columns.T].view(g, g - 1)]  # (P, G, G - 1)
@@ -145,7 +158,10 @@ class Adaptive(Baseline):
         self.threshold = threshold
 
     def forward(self, rewards: Float[Tensor, "p g"], tasks: Sequence[str]) -> Float[Tensor, "p g"]:
-        """Advantages in rewards' unit; exactly 0 in a group of equal rewards."""
+        """Advantages in rewards' unit; exactly 0 in a group of equal rewards.
+
+        Raises: ConfigError when G is 1.
+        """
         from_mean = _centred(rewards, rewards.mean(1, keepdim=True))
         from_median = _centred(rewards, rewards.quantile(0.5, 1, keepdim=True))
         return torch.where(rewards.std(1, keepdim=True) > self.threshold, from_median, from_mean)
@@ -165,7 +181,10 @@ class MaxRL(Baseline):
         self.min_mean = min_mean
 
     def forward(self, rewards: Float[Tensor, "p g"], tasks: Sequence[str]) -> Float[Tensor, "p g"]:
-        """Advantages in the group's mean reward, >= -1 for rewards >= 0; exactly 0 in a group of equal rewards."""
+        """Advantages in the group's mean reward, >= -1 for rewards >= 0; exactly 0 in a group of equal rewards.
+
+        Raises: ConfigError when G is 1.
+        """
         mean = rewards.mean(1, keepdim=True)
         return torch.where(mean <= self.min_mean, 0.0, _centred(rewards, mean) / mean)
 
@@ -223,5 +242,16 @@ class NoBaseline(Baseline):
 
 def _centred(rewards: Tensor, baseline: Tensor) -> Tensor:
     """r - baseline, (P, G); exactly 0 in a group of equal rewards, where rounding would leave a trace."""
+    _refuse_one(rewards.shape[1])
     equal = rewards.amax(1, keepdim=True) == rewards.amin(1, keepdim=True)  # (P, 1)
     return torch.where(equal, 0.0, rewards - baseline)
+
+
+def _refuse_one(group_size: int) -> None:
+    """Raises: ConfigError for a group of one."""
+    if group_size < 2:
+        raise ConfigError(
+            "group_size = 1: a lone completion has no others to be compared with, its advantage would always be 0; "
+            "set group_size to 2 or more, or choose a baseline that does not come from the group: ema, gae, "
+            "reinforce_pp or none"
+        )

@@ -29,9 +29,15 @@ class Coefficient(nn.Module):
     def observe(self, kl_nats: float | None, *, tokens: int, rows: int) -> None:
         """Ends a step of `tokens` completion tokens in `rows` completions; `kl_nats` is not multiplied by beta.
 
-        None: no token counted in this step, so that nothing was measured; time goes on all the same. A controller needs
-        a divergence that is never negative, as an exact one: a signed estimator such as k1 would drive beta down.
+        None: no token counted in this step, so that nothing was measured; time goes on all the same.
+        Raises: ValueError at a negative or NaN divergence: that is a signed estimator such as k1, and a controller
+        fed with it would drive beta down.
         """
+        if kl_nats is not None and not kl_nats >= 0:
+            raise ValueError(
+                f"kl_nats = {kl_nats}: a coefficient must see an estimator that is never negative, "
+                "such as the exact divergence or k3"
+            )
 
 
 # ---- known in advance ----------------------------------------------------------------------------------------------
@@ -93,6 +99,7 @@ class WarmupKL(Coefficient):
 
     def observe(self, kl_nats: float | None, *, tokens: int, rows: int) -> None:
         """Counts a step, or its tokens."""
+        super().observe(kl_nats, tokens=tokens, rows=rows)
         self.done += {"steps": 1, "tokens": tokens}[self.unit]
 
 
@@ -122,6 +129,7 @@ class AnnealKL(Coefficient):
 
     def observe(self, kl_nats: float | None, *, tokens: int, rows: int) -> None:
         """Counts a step."""
+        super().observe(kl_nats, tokens=tokens, rows=rows)
         self.steps += 1
 
 
@@ -160,8 +168,10 @@ class _Controlled(Coefficient):
 
     def observe(self, kl_nats: float | None, *, tokens: int, rows: int) -> None:
         """beta <- beta factor, held within the bounds; unchanged where nothing was measured."""
-        if kl_nats is not None:
-            self.beta.mul_(self.factor(kl_nats, rows)).clamp_(self.min_coef, self.max_coef)
+        super().observe(kl_nats, tokens=tokens, rows=rows)
+        if kl_nats is None:
+            return
+        self.beta.mul_(self.factor(kl_nats, rows)).clamp_(self.min_coef, self.max_coef)
 
     def factor(self, kl_nats: float, rows: int) -> float:
         """What beta is multiplied by after a step of `rows` completions; 1 where `kl_nats` is the target."""

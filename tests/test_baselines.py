@@ -273,8 +273,10 @@ def test_the_order_of_a_group_does_not_matter(name, rewards, seed):
 
 
 @everyone
-def test_a_group_of_one_is_refused_by_the_objective(baseline):
+def test_a_group_of_one_is_an_error_that_names_the_remedy(baseline):
     assert baseline.needs_groups
+    with pytest.raises(ConfigError, match="set group_size to 2 or more"):
+        of(baseline, torch.ones(3, 1))
 
 
 @pytest.mark.parametrize("baseline", list(BOTH.values()), ids=list(BOTH))
@@ -408,3 +410,8 @@ def test_a_stage_of_equal_rewards_and_a_lone_one_add_exactly_nothing():
     assert found[:, 0].tolist() == pytest.approx([-0.2, 0, 0.2], abs=1e-6)
     alone = staged("own", rewards=third, stage=torch.tensor([[0, 1], [0, 0], [0, 0]]), **fields)
     assert alone[0, 1] == 0
+
+
+def test_a_group_of_one_has_no_stages_to_compare():
+    with pytest.raises(ConfigError, match="set group_size to 2 or more"):
+        staged("own", group_size=1, tasks=("P",) * 4)

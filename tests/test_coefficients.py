@@ -62,6 +62,17 @@ def state(coefficient: Coefficient) -> dict[str, torch.Tensor]:
 
 
 @every
+@pytest.mark.parametrize("kl_nats", [-0.05, -1e-6, float("nan")])
+def test_a_signed_estimator_is_refused_and_moves_nothing(make, kl_nats):
+    coefficient = make()
+    before = state(coefficient)
+    with pytest.raises(ValueError, match="never negative"):
+        coefficient.observe(kl_nats, **STEP)
+    assert before == coefficient.state_dict()
+    coefficient.observe(0.0, **STEP)
+
+
+@every
 def test_resumed_after_every_step_is_straight_bitwise(make):
     straight = make()
     for kl_nats in [0.0, 0.3, 0.11, 0.012, 0.7, 1 / 3]:
