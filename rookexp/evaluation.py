@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rookexp import generate, ops
 from rookexp.objectives.rollouts import Codec, completion_texts
-from rookexp.types import Prompt, Reward, scores_of
+from rookexp.types import Prompt, Reward, by_task, scores_of
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in the text of an object that says nothing of what is in it
 BATCH = 256  # prompts answered at a time; bounds the memory and changes no answer
@@ -46,7 +46,8 @@ class Greedy:
     def __call__(self, step: int) -> dict[str, float]:
         """`eval/reward`, its sd over prompts (N), the share cut off, and every part as `eval/<part>`.
 
-        A part's mean is over the prompts to which it applies, those where it is not NaN.
+        With several tasks `eval/mean_<task>` is the reward of each one's. A part's mean is over the prompts to which it
+        applies, those where it is not NaN.
         """
         by_row: dict[int, str] = {}
         truncated: list[Tensor] = []
@@ -76,6 +77,7 @@ class Greedy:
             "eval/reward": float(scores.rewards.mean()),
             "eval/reward_std": float(scores.rewards.std(correction=0)),
             "eval/truncated_frac": float(torch.cat(truncated).float().mean()),
+            **{f"eval/mean_{task}": float(scores.rewards[rows].mean()) for task, rows in by_task(self.prompts).items()},
             **means,
         }
 

@@ -91,11 +91,12 @@ class HealthTracker(Tracker):
     steps in a row within it; steps that do not log the metric do not count. In the summary a name has a number, 0 or
     more, once its metric was seen.
 
-    The entropy's limit is the larger of `entropy_nats` and `entropy_share` of its first value. The KL share is the
-    median of its last `kl_share_steps` values, the wait for a core that of its last 3. `clip_frac` is looked at only
-    where a batch has one update: its ratios are 1, so the limit is 0 and no setting; `sampler_nats` limits what makes
-    them differ from 1, and sees it in bf16, too. `kl_rise_nats` limits how far KL(policy || reference) rises from one
-    step to the next. Of the gradient only the shares of divergence and entropy are looked at.
+    The entropy's limit is `entropy_share` of its first value; steps that ask other tasks have a first value of their
+    own, for A answers have a hundredth of the entropy of P answers from the start. The KL share is the median of its
+    last `kl_share_steps` values, the wait for a core that of its last 3. `clip_frac` is looked at only where a batch
+    has one update: its ratios are 1, so the limit is 0 and no setting; `sampler_nats` limits what makes them differ
+    from 1, and sees it in bf16, too. `kl_rise_nats` limits how far KL(policy || reference) rises from one step to the
+    next. Of the gradient only the shares of divergence and entropy are looked at.
 
     Nothing is saved: a resumed run begins with no episode and no count, and its first entropy is that of its own
     first step. `trackers` are told the summary; those that join the sequence later are, too.
@@ -106,7 +107,6 @@ class HealthTracker(Tracker):
         *,
         dead_groups: Share,
         entropy_share: Share,
-        entropy_nats: Annotated[float, Ge(0)],
         kl_share: Share,
         kl_share_steps: Annotated[int, Gt(0)],
         kl_rise_nats: Annotated[float, Ge(0)],
@@ -119,7 +119,6 @@ class HealthTracker(Tracker):
         trackers: Sequence[Tracker],
     ) -> None:
         self.entropy_share = entropy_share
-        self.entropy_nats = entropy_nats
         self.kl_share = kl_share
         self.kl_rise_nats = kl_rise_nats
         self.sampler_nats = sampler_nats
@@ -129,7 +128,7 @@ class HealthTracker(Tracker):
         self._limits |= {"kl_gradient": grad_share, "entropy_gradient": grad_share}
         self._limits["core_wait"] = core_wait
         self._values: dict[str, deque[float]] = {}  # of each symptom, the last ones
-        self._first_entropy: float | None = None
+        self._first_entropies: dict[frozenset[str], float] = {}  # by the tasks of the step, as its metrics name them
         self._last_kl: float | None = None
         self._kl_shares: deque[float] = deque(maxlen=kl_share_steps)
         self._episodes: dict[str, Episodes] = {}
@@ -161,8 +160,9 @@ class HealthTracker(Tracker):
                 line = f"{_percent(share)} {symptom.what} (limit {_percent(limit)}); {symptom.advice}"
                 yield name, len(values) == symptom.steps and share > limit, line
         if (entropy := seen.get("entropy")) is not None:
-            self._first_entropy = first = entropy if self._first_entropy is None else self._first_entropy
-            limit = max(self.entropy_nats, self.entropy_share * first)
+            tasks = frozenset(name for name in seen if name.startswith("reward/mean_"))
+            first = self._first_entropies.setdefault(tasks, entropy)
+            limit = self.entropy_share * first
             line = (
                 f"entropy {entropy:.3g} nats a token, {first:.3g} at first (limit {limit:.3g}); "
                 "the policy collapses onto one answer to each prompt: try a larger grpo.entropy_coef"

@@ -8,7 +8,7 @@ Rows are right-padded: position = column, always. Column j describes token j; co
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -58,7 +58,8 @@ class Prompt:
     text: str  # the exact prompt text; the completion is appended without any separator
     ids: tuple[int, ...]  # its token ids
     answer: Any  # whatever the task's reward compares with
-    task: str  # the task's letter or name, for logs
+    task: str  # the kind of prompt, such as P: which reward judges it and how it is sampled
+    source: str = field(default="", compare=False)  # which of several tasks asks it, by its name in the configuration
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +176,13 @@ class LossTerms:
     def total(self) -> Float[Tensor, ""]:
         """The sum of the terms; adds up over the batch."""
         return torch.stack(list(self.terms.values())).sum()
+
+
+def by_task(prompts: Sequence[Prompt]) -> dict[str, list[int]]:
+    """The places of each task's prompts, where there are several tasks: by `source`, or else by `task`."""
+    names = [prompt.source or prompt.task for prompt in prompts]
+    several = len(set(names)) > 1 or any(prompt.source for prompt in prompts)
+    return {name: [i for i, of in enumerate(names) if of == name] for name in sorted(set(names)) if several}
 
 
 def scores_of(reward: Reward, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:

@@ -123,3 +123,14 @@ def test_all_is_decoded_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_prompt_is_enough() -> None:
     metrics = greedy(policy(), ASKED[:1])(0)
     assert metrics["eval/reward_std"] == 0
+
+
+def test_each_tasks_reward_is_told_where_there_are_several() -> None:
+    model = policy(5)
+    assert not [name for name in greedy(model)(0) if name.startswith("eval/mean_")]
+    prompts = tuple(replace(prompt, source="ab"[i % 2]) for i, prompt in enumerate(ASKED))
+    evaluate = greedy(model, prompts)
+    metrics, rewards = evaluate(0), [row["reward"] for row in evaluate.completions]
+    assert metrics["eval/mean_a"] == pytest.approx(sum(rewards[::2]) / 3)
+    assert metrics["eval/mean_b"] == pytest.approx(sum(rewards[1::2]) / 2)
+    assert metrics["eval/mean_a"] != metrics["eval/mean_b"]

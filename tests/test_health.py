@@ -20,7 +20,6 @@ from rookexp import console, health, nodes, track
 LIMITS: dict[str, Any] = {
     "dead_groups": 0.5,
     "entropy_share": 0.1,
-    "entropy_nats": 0.01,
     "kl_share": 0.7,
     "kl_share_steps": 3,
     "kl_rise_nats": 1.0,
@@ -111,16 +110,27 @@ def test_steps_without_the_metric_neither_begin_nor_end_anything(run: Run) -> No
     assert len(lines) == counts["kl_gradient"] == 2
 
 
-def test_entropy_collapses_against_its_first_value_or_in_itself(run: Run) -> None:
+def test_entropy_collapses_against_its_first_value(run: Run) -> None:
     lines, counts = run([{"eval/reward": 0.0}, *({"entropy": value} for value in (2.0, 0.3, 0.2, 0.19))])
     assert counts == {"entropy": 1}
     assert lines == [
         "health: step 5: entropy 0.19 nats a token, 2 at first (limit 0.2); "
         "the policy collapses onto one answer to each prompt: try a larger grpo.entropy_coef"
     ]
-    assert run([{"entropy": 0.05}, {"entropy": 0.011}])[1] == {"entropy": 0}
-    lines, _ = run([{"entropy": 0.009}])
-    assert "entropy 0.009 nats a token, 0.009 at first (limit 0.01)" in lines[0]
+    assert run([{"entropy": 0.005}, {"entropy": 0.0051}])[1] == {"entropy": 0}, "A answers begin so"
+
+
+def test_the_entropy_of_other_tasks_is_no_collapse(run: Run) -> None:
+    """As where the next phase asks A prompts; each is compared with its own beginning."""
+
+    def step(task: str, entropy: float) -> dict[str, float]:
+        return {"entropy": entropy, f"reward/mean_{task}": 0.5}
+
+    rows = [step("P", 1.5), step("P", 1.4), step("A", 0.014), step("A", 0.012), step("P", 1.3)]
+    assert run(rows)[1] == {"entropy": 0}
+    lines, counts = run([*rows, step("A", 0.001)])
+    assert counts == {"entropy": 1}
+    assert "entropy 0.001 nats a token, 0.014 at first (limit 0.0014)" in lines[0]
 
 
 def test_kl_share_must_persist(run: Run) -> None:

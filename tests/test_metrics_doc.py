@@ -25,7 +25,7 @@ from rookexp.types import Prompt, Reward, Scores
 DOC = (Path(__file__).resolve().parent.parent / "docs" / "metrics.md").read_text(encoding="utf-8")
 COLUMNS = ["formula", "unit", "mask", "direction", "healthy"]
 # Made up here, as users make up theirs: tasks, parts of a reward, and rewards under a name.
-MADE_UP = {"reward/mean_letters", "reward/mean_numbers"}
+MADE_UP = {f"{where}/mean_{name}" for where in ("reward", "eval") for name in ("letters", "numbers")}
 MADE_UP |= {f"{where}/{name}" for where in ("reward", "eval") for name in ("first", "vowels", "vowels/first")}
 
 
@@ -96,7 +96,7 @@ def reinforced(reward: Any = None, minibatches: int = 1, **changes: Any) -> set[
     greedy = Greedy(
         policy=model,
         tokenizer=Letters(),
-        prompts=Ask(LETTERS[1:5]).select(0),
+        prompts=changes.get("task", Ask(LETTERS[1:5])).select(0),
         reward=reward,
         max_new_tokens=3,
         own_lengths={},
@@ -174,7 +174,8 @@ def test_patterns_are_for_what_users_name_themselves() -> None:
 
 
 def test_every_metric_has_all_its_columns() -> None:
-    masks = ("tokens", "all tokens", "completions", "its completions", "applicable", "groups", "prompts", "step")
+    masks = ("tokens", "all tokens", "completions", "its completions", "applicable", "groups", "prompts")
+    masks += ("its prompts", "step")
     for header, rows in tables():
         assert header[1:] == COLUMNS or header[0] == "in `summary.json`"
         for row in rows:

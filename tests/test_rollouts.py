@@ -532,4 +532,6 @@ def test_each_tasks_reward_is_told_where_there_are_several() -> None:
     metrics = metrics_of(replace(rollouts, prompts=prompts), rewards)
     assert metrics["reward/mean_P"] == pytest.approx((14 + 366) / 8)
     assert metrics["reward/mean_A"] == pytest.approx(126 / 4)
+    first = tuple(replace(prompt, source="first") for prompt in rollouts.prompts)  # a step of a phase asks one alone
+    assert metrics_of(replace(rollouts, prompts=first), rewards)["reward/mean_first"] == pytest.approx(506 / 12)
     assert len(PROMPTS) == len(prompts)

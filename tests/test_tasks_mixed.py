@@ -44,6 +44,19 @@ def mixed(shares: dict[str, float], prompts: int, order: Any = "epochs", count: 
     return Mixed(tasks=tasks, shares=shares, prompts=prompts, order=order, sampling={})
 
 
+def test_prompts_say_which_of_several_tasks_asks_them() -> None:
+    """By its name, for two may ask prompts of one kind."""
+    tasks = {"first": Numbers("A", 5), "other": Numbers("A", 9)}
+    both = Mixed(tasks=tasks, shares={"first": 0.5, "other": 0.5}, prompts=4, order="epochs", sampling={})
+    in_turn = Phases(tasks=tasks, phases=["first", "other"], steps=[2, None], total_steps=4, sampling={})
+    assert Counter(prompt.source for prompt in both.select(3)) == {"first": 2, "other": 2}
+    assert [{prompt.source for prompt in in_turn.select(step)} for step in (1, 2)] == [{"first"}, {"other"}]
+    assert Counter(prompt.source for prompt in both.prompts()) == {"first": 5, "other": 9}
+    within = Phases(tasks={"mix": both}, phases=["mix"], steps=[None], total_steps=4, sampling={})
+    assert Counter(prompt.source for prompt in within.select(3)) == {"first": 2, "other": 2}
+    assert {prompt.source for prompt in mixed({"P": 1.0}, 2).select(0)} == {""}, "there is one alone"
+
+
 def test_a_mix_in_a_mix_is_refused() -> None:
     inner: Any = mixed({"P": 1.0}, 2)
     with pytest.raises(ConfigError, match=r"task\.tasks\.R: Mixed cannot be mixed, as it has no method take; "):

@@ -8,7 +8,7 @@ from typing import Any
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rookexp.types import Prompt, Rollouts, Scores
+from rookexp.types import Prompt, Rollouts, Scores, by_task
 
 
 def rollout_metrics(rollouts: Rollouts, scores: Scores, dead: Bool[Tensor, " p"]) -> dict[str, float]:
@@ -38,9 +38,7 @@ def rollout_metrics(rollouts: Rollouts, scores: Scores, dead: Bool[Tensor, " p"]
         "completions/tokens_per_forward": rollouts.mask.sum() / rollouts.forwards.sum(),
     }
     values |= {f"reward/{name}": part.nanmean() for name, part in scores.parts.items()}
-    tasks = [prompt.task for prompt in rollouts.prompts]
-    for task in sorted(set(tasks)) if len(set(tasks)) > 1 else ():
-        values[f"reward/mean_{task}"] = rewards[[i for i, name in enumerate(tasks) if name == task]].mean()
+    values |= {f"reward/mean_{task}": rewards[places].mean() for task, places in by_task(rollouts.prompts).items()}
     return {name: float(value) for name, value in values.items()}
 
 

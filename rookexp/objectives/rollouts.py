@@ -154,11 +154,11 @@ class RolloutSource:
                 f"{no_part if rewards[row].isnan() else ''}"
             )
         if self.overlong_buffer is not None:
-            asked = torch.tensor([self.sampling_of(prompt).max_new_tokens for prompt in rollouts.prompts])
-            longest = int(asked.max())
+            limits = torch.tensor([self.sampling_of(prompt).max_new_tokens for prompt in rollouts.prompts])
+            longest = int(limits.max())
             places = torch.tensor([self.policy.config.n_positions - len(prompt.ids) for prompt in rollouts.prompts])
             # What counts is the room that is left, of the limit or of the model.
-            later = (longest - asked.minimum(places)).repeat_interleave(self.group_size)
+            later = (longest - limits.minimum(places)).repeat_interleave(self.group_size)
             parts["overlong"] = shaping.overlong_penalty(
                 rollouts.mask.sum(1).cpu() + later, max_new_tokens=longest, buffer=self.overlong_buffer
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from itertools import accumulate
 from typing import Annotated, Any, Literal, Protocol, runtime_checkable
@@ -68,6 +69,11 @@ class Several:
         """What the tasks have to say of the data that they have read."""
         return notes_of(self.tasks.values())
 
+    def named(self, name: str, prompts: Iterable[Prompt]) -> tuple[Prompt, ...]:
+        """The prompts of one of the tasks, which from here on say whose they are."""
+        source = name if len(self.tasks) > 1 else ""
+        return tuple(replace(prompt, source=prompt.source or source) for prompt in prompts)
+
 
 class Mixed(Several):
     """Tasks that share every step by quota, not by chance.
@@ -120,13 +126,17 @@ class Mixed(Several):
     def select(self, step: int) -> tuple[Prompt, ...]:
         """The problems of a step, task by task."""
         places = self._places(0 if self.order == "fixed" else step)
-        return tuple(p for name, (start, end) in places.items() for p in self.tasks[name].take(start, end - start))
+        return tuple(
+            prompt
+            for name, (start, end) in places.items()
+            for prompt in self.named(name, self.tasks[name].take(start, end - start))
+        )
 
     def prompts(self) -> tuple[Prompt, ...]:
         """The fixed batch; else what each task asks to evaluate the policy."""
         if self.order == "fixed":
             return self.select(0)
-        return tuple(prompt for task in self.tasks.values() for prompt in task.prompts())
+        return tuple(prompt for name, task in self.tasks.items() for prompt in self.named(name, task.prompts()))
 
     def _places(self, step: int) -> dict[str, tuple[int, int]]:
         """Where in its own sequence each task is before and after a step."""
@@ -184,13 +194,13 @@ class Phases(Several):
         rows = self.table()
         for name, start, end in rows:
             if step < end or (name, start, end) == rows[-1]:
-                return self.tasks[name].select(done[name] + step - start)
+                return self.named(name, self.tasks[name].select(done[name] + step - start))
             done[name] += end - start
         raise AssertionError("the last phase has no end")
 
     def prompts(self) -> tuple[Prompt, ...]:
         """What each task asks to evaluate the policy, once each."""
-        asked = {prompt.text: prompt for task in self.tasks.values() for prompt in task.prompts()}
+        asked = {p.text: p for name, task in self.tasks.items() for p in self.named(name, task.prompts())}
         return tuple(asked.values())
 
 
