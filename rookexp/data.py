@@ -19,21 +19,24 @@ def make_corpus(config: dict[str, Any], run_folder: Path) -> None:
     """Annotates the shards that are missing, then builds the documents anew; writes into `folder` of the config.
 
     With `mix.positions` it writes so many positions there instead, and with `transitions.rows` A prompts; neither needs
-    an engine.
+    an engine, and of the keys at the top both read `folder` and `seed` alone.
     """
     from rookexp import nodes
     from rookexp.corpus import Corpus
 
     corpus = Corpus(**check_config(config))
     mix, transitions = nodes.make(config["mix"]), nodes.make(config["transitions"])
-    asked = [part for part, rows in ((mix, mix.positions), (transitions, transitions.rows)) if rows is not None]
-    for part in asked:
+    rows = {"mix": mix.positions, "transitions": transitions.rows}
+    asked = {name: part for name, part in (("mix", mix), ("transitions", transitions)) if rows[name] is not None}
+    if not asked:
+        corpus.annotate()
+        print(corpus.build())
+        return
+    read = " and ".join(f"{name}.*" for name in asked)
+    print(f"no corpus is made: all that is read is folder, seed, {read}", file=sys.stderr)
+    for part in asked.values():
         print(part.write(corpus.folder))
         print(f"written: {', '.join(str(corpus.folder / name) for name in part.files)}", file=sys.stderr)
-    if asked:
-        return
-    corpus.annotate()
-    print(corpus.build())
 
 
 def check_config(config: Mapping[str, Any]) -> dict[str, Any]:

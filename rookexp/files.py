@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rookexp.errors import DataError
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -23,6 +25,22 @@ def write_atomic(path: Path, text: str) -> None:
     """Replaces the file's text."""
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8", newline="\n")
+
+
+def write_new(folder: Path, texts: Mapping[str, str]) -> None:
+    """Writes files by name, unless one of them is there with another text: then none is touched.
+
+    Raises: DataError where one is, or where one cannot be written.
+    """
+    try:
+        for path, text in ((folder / name, text) for name, text in texts.items()):
+            if path.exists() and path.read_bytes() != text.encode():
+                raise DataError(f"{path}: is there already and would be lost; give another folder, or remove it")
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            write_atomic(folder / name, text)
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be written ({error})") from error
 
 
 def csv_of(rows: Sequence[Mapping[str, Any]], *, nan: str) -> str:

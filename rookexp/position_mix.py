@@ -16,7 +16,7 @@ from annotated_types import Ge, Gt
 
 from rookexp import boards, chess_text
 from rookexp.errors import DataError
-from rookexp.files import write_atomic
+from rookexp.files import write_new
 from rookexp.shares import in_turns, shares_of
 from rookexp.tasks import positions
 
@@ -81,18 +81,13 @@ class PositionMix:
     def write(self, folder: Path) -> str:
         """Writes `files`; returns the report.
 
-        Raises: DataError where a file cannot be written, or there are not so many positions.
+        Raises: DataError where a file cannot be written or is another, or there are not so many positions.
         """
         found = self.make(self.positions or 0)
         text = json.dumps(report(found), indent=2)
         rows = [{"fen": each.board.fen(en_passant="fen"), "kind": each.kind, "plies": each.plies} for each in found]
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            texts = "".join(json.dumps(row) + "\n" for row in rows), text + "\n", contact_sheet(self.sampled(found))
-            for name, content in zip(self.files, texts, strict=True):
-                write_atomic(folder / name, content)
-        except OSError as error:
-            raise DataError(f"{folder}: cannot be written ({error})") from error
+        texts = "".join(json.dumps(row) + "\n" for row in rows), text + "\n", contact_sheet(self.sampled(found))
+        write_new(folder, dict(zip(self.files, texts, strict=True)))
         return text
 
     def sampled(self, found: Sequence[Found]) -> list[Found]:

@@ -13,7 +13,7 @@ from annotated_types import Ge, Gt
 
 from rookexp import a_documents
 from rookexp.errors import DataError
-from rookexp.files import write_atomic
+from rookexp.files import write_new
 from rookexp.shares import in_turns, shares_of
 from rookexp.tasks import positions
 
@@ -63,15 +63,11 @@ class TransitionMix:
     def write(self, folder: Path) -> str:
         """Writes transitions-train.txt and transitions-eval.txt; returns how many there are of each class and colour.
 
-        Raises: DataError where a file cannot be written, or there are not so many of a class.
+        Raises: DataError where a file cannot be written or is another, or there are not so many of a class.
         """
         sets = self.make()
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            for name, texts in zip(self.files, sets.values(), strict=True):
-                write_atomic(folder / name, "".join(f"{t}\n" for t in texts))
-        except OSError as error:
-            raise DataError(f"{folder}: cannot be written ({error})") from error
+        contents = ("".join(f"{text}\n" for text in texts) for texts in sets.values())
+        write_new(folder, dict(zip(self.files, contents, strict=True)))
         counts = {name: self._quotas(len(texts)) for name, texts in sets.items()}
         return json.dumps(
             {

@@ -186,6 +186,8 @@ class Engine:
         if board is None:
             self.tell(f"no position: {' '.join(words)}; the last one stays")
             return
+        if words[:1] == ["startpos"] and words[1:at]:
+            self.tell(f"left out: {' '.join(words[1:at])}; the moves of a position come after the word moves")
         for word in words[at + 1 :]:
             try:
                 if not board.push_uci(word.lower()):

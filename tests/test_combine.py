@@ -247,3 +247,27 @@ def test_one_number_for_all_is_not_spread_over_the_rows_of_a_part(whole: Any) ->
 def test_an_own_reward_that_cannot_score_is_refused(make: Any) -> None:
     with pytest.raises(ConfigError, match="reward: A is a object, without method score; see docs/own.md"):
         make(object())
+
+
+class Timed(Given):
+    """A reward that says what it took."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(ONE)
+        self.seconds = seconds
+
+    def prepare(self, prompts: Sequence[Prompt]) -> None:
+        pass
+
+    def metrics(self) -> dict[str, float]:
+        return {"engine/wait_s": self.seconds}
+
+
+def test_what_several_rewards_took_is_told_of_each() -> None:
+    alone = ByTask(rewards={"x": Given(ONE), "y": Timed(2.0)})
+    assert alone.metrics() == {"engine/wait_s": 2.0}
+    both = ByTask(rewards={"x": Timed(1.0), "y": Timed(2.0)})
+    assert both.metrics() == {"x/engine/wait_s": 1.0, "y/engine/wait_s": 2.0}
+    assert MadeOf({"a": both, "b": alone}).metrics() == {
+        "a/x/engine/wait_s": 1.0, "a/y/engine/wait_s": 2.0, "b/engine/wait_s": 2.0,
+    }  # fmt: skip

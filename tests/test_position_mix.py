@@ -92,3 +92,14 @@ def test_what_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cannot be written"):
         mix(positions=2, shares={"endgame": 1.0}).write(tmp_path / "file")
+
+
+def test_other_positions_in_the_folder_are_not_lost(tmp_path: Path) -> None:
+    few = mix(positions=2, shares={"endgame": 1.0})
+    assert few.write(tmp_path) == few.write(tmp_path), "the same ones may be made again"
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    (tmp_path / "positions.json").unlink()
+    with pytest.raises(DataError, match=r"positions\.jsonl: is there already and would be lost; give another folder"):
+        mix(positions=2, shares={"endgame": 1.0}, seed=9).write(tmp_path)
+    del before["positions.json"]
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -79,7 +79,7 @@ def test_a_class_that_does_not_exist_is_refused() -> None:
 
 
 def test_the_door_writes_positions_and_transitions_where_both_are_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(positions, "split_of", lambda key: "test")
     door.register_resolvers()
@@ -87,6 +87,8 @@ def test_the_door_writes_positions_and_transitions_where_both_are_asked(
     with hydra.initialize_config_dir(str(composing.conf_dir()), **composing.version_base()):
         config = door.plain(hydra.compose("data", asked))
     data.make_corpus(config, tmp_path)
+    said = capsys.readouterr().err.splitlines()[0]
+    assert said == "no corpus is made: all that is read is folder, seed, mix.* and transitions.*"
     assert len((tmp_path / "positions.jsonl").read_text(encoding="utf-8").splitlines()) == 10
     checked(tmp_path, 40, 21)
     assert not (tmp_path / "train.txt").exists()

@@ -259,7 +259,7 @@ def test_no_move_where_the_game_is_over(fen: str) -> None:
 def test_what_cannot_be_done_is_told_and_changes_nothing() -> None:
     said = talk(
         "position fen nonsense", "position", "position startpos moves e2e4 0000",
-        "position startpos moves e2e4 e2e4 e7e5", "setoption name Speed value 3",
+        "position startpos d2d4 moves e2e4 e2e4 e7e5", "setoption name Speed value 3",
         "setoption", "setoption name Temperature value -1", "setoption name MultiPV value 2.5",
         "setoption name reading value ARGMAX", "setoption name multipv value 1", "joho debug on", "wibble", "go",
         player=Scripted(" M: e7e5 c7c5 E: 0.1 0.2 B: e7e5"),
@@ -268,6 +268,7 @@ def test_what_cannot_be_done_is_told_and_changes_nothing() -> None:
         "info string no position: fen nonsense; the last one stays",
         "info string no position: ; the last one stays",
         "info string no legal move: 0000; it and what follows it is left out",
+        "info string left out: d2d4; the moves of a position come after the word moves",
         "info string no legal move: e2e4; it and what follows it is left out",
         "info string no such option: name Speed value 3; there are Temperature, Reading, IllegalMove, MultiPV",
         "info string no such option: ; there are Temperature, Reading, IllegalMove, MultiPV",

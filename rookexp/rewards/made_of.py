@@ -31,9 +31,14 @@ class MadeOf:
                 reward.prepare(self.asked(name, prompts))
 
     def metrics(self) -> dict[str, float]:
-        """What the rewards' work since `prepare` took."""
-        long = (reward for reward in self.rewards.values() if isinstance(reward, LongReward))
-        return {name: value for reward in long for name, value in reward.metrics().items()}
+        """What the rewards' work since `prepare` took; of several, each under its own name."""
+        found = {name: reward.metrics() for name, reward in self.rewards.items() if isinstance(reward, LongReward)}
+        several = sum(map(bool, found.values())) > 1
+        return {
+            f"{name}/{metric}" if several else metric: value
+            for name, metrics in found.items()
+            for metric, value in metrics.items()
+        }
 
     def gold(self, prompt: Prompt) -> str | None:
         """The gold completion of the first reward that has its own; None: the task knows one."""
