@@ -37,6 +37,18 @@ class Curve:
     per_place: int  # steps in a bin
 
 
+def panels(points: Sequence[Point]) -> list[tuple[str, str, str, bool]]:
+    """The panels of which a run has values; after each of the two rewards come those of several tasks."""
+    logged = {name for point in points for run in point.runs for row in run.rows for name in row}
+    found = []
+    for metric, title, unit, log in PANELS:
+        group = metric.split("/")[0]
+        tasks = sorted(name for name in logged if name.startswith(f"{group}/mean_")) if unit == "reward" else []
+        found += [(metric, title, unit, log)] if metric in logged else []
+        found += [(name, f"{title}, {name.removeprefix(f'{group}/mean_')}", unit, log) for name in tasks]
+    return found
+
+
 def bin_width(points: Sequence[Point], metric: str) -> int:
     """How many values of a metric are averaged into one place, in the curves of all points alike."""
     longest = max(len(verdict.column(run.rows, metric)[1]) for point in points for run in point.runs)

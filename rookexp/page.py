@@ -31,6 +31,7 @@ def write(comparison: Comparison, path: Path) -> None:
 def html(comparison: Comparison) -> str:
     """The page's text."""
     words = wording.said(comparison)
+    data = _data(comparison)
     parts = {
         "said": "".join(f"<p>{escape(line)}</p>" for line in words),
         "notes": tables.notes(comparison),
@@ -40,7 +41,8 @@ def html(comparison: Comparison) -> str:
         "ends": tables.ends(comparison),
         "legend": "".join(f"<p>{escape(line).replace('`', '')}</p>" for line in wording.LEGEND),
         "figures": tables.definitions(),
-        "data": _script_safe(json.dumps(_data(comparison), separators=(",", ":"), allow_nan=False)),
+        "answered": data.pop("answered"),
+        "data": _script_safe(json.dumps(data, separators=(",", ":"), allow_nan=False)),
     }
     body = Template(_asset("page.html")).substitute(parts)
     return whole(comparison.title, "compare", NAV, body, script=_asset("page.js"))
@@ -80,8 +82,7 @@ def _data(comparison: Comparison) -> dict[str, Any]:
         "about": [wording.settings(point) for point in comparison.points],
         "panels": [
             {"title": title, "unit": unit, "log": log, "curves": _panel(comparison.points, metric)}
-            for metric, title, unit, log in curves.PANELS
-            if any(metric in row for point in comparison.points for run in point.runs for row in run.rows)
+            for metric, title, unit, log in curves.panels(comparison.points)
         ],
         **_answers(first, index),
     }
@@ -103,8 +104,9 @@ def _panel(members: Sequence[Point], metric: str) -> list[dict[str, Any]]:
 
 
 def _answers(ranked: Sequence[Point], index: dict[str, int]) -> dict[str, Any]:
-    """Prompts, and what the first finished run of each point answered to them at the end."""
-    chosen = [(point, point.finished[0]) for point in ranked if point.finished][:MAX_ANSWERED]
+    """Prompts, what the first finished run of each point answered to them at the end, and how much of all that is."""
+    finished = [(point, point.finished[0]) for point in ranked if point.finished]
+    chosen = finished[:MAX_ANSWERED]
     prompts: list[str] = []
     columns: list[dict[str, Any]] = []
     for number, (point, run) in enumerate(chosen):
@@ -116,6 +118,8 @@ def _answers(ranked: Sequence[Point], index: dict[str, int]) -> dict[str, Any]:
         elif not set(rows) & set(prompts):
             prompts += [prompt for prompt in rows if prompt not in prompts][: max(0, 2 * MAX_PROMPTS - len(prompts))]
         columns.append({"label": f"{point.name}, seed {run.seed}", "rows": rows, "run": run, "p": index[point.name]})
+    asked = {prompt for column in columns for prompt in column["rows"]}
+    answered = f"Here are {len(prompts)} of {len(asked)} prompts and the first {len(chosen)} of {len(finished)} points."
     engines = {id(column["run"]): boards.engine_moves(column["run"].config) for column in columns}
     best = {}
     for prompt in prompts:
@@ -123,6 +127,7 @@ def _answers(ranked: Sequence[Point], index: dict[str, int]) -> dict[str, Any]:
         found = [moves[parsed.fen] for moves in engines.values() if parsed is not None and parsed.fen in moves]
         best[prompt] = found[0] if found else None
     return {
+        "answered": answered if len(prompts) < len(asked) or len(chosen) < len(finished) else "",
         "prompts": [{"text": prompt.strip(), "pieces": boards.position(prompt)} for prompt in prompts],
         "answers": [
             {

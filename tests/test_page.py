@@ -74,6 +74,20 @@ def test_text_of_a_run_cannot_become_markup(tmp_path: Path) -> None:
     assert any(prompt["text"] == evil for prompt in data_of(html)["prompts"])
 
 
+def test_prompts_and_points_whose_answers_are_not_in_the_page_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for i, name in enumerate("abc"):
+        make(tmp_path / name, **{"optim.lr": float(i + 1)})
+    found = points.compare([tmp_path])
+    assert "Here are" not in page.html(found)
+    asked = len(data_of(page.html(found))["prompts"])
+    monkeypatch.setattr(page, "MAX_ANSWERED", 2)
+    assert f"Here are {asked} of {asked} prompts and the first 2 of 3 points." in page.html(found)
+    monkeypatch.setattr(page, "MAX_PROMPTS", 1)
+    assert f"Here are 1 of {asked} prompts and the first 2 of 3 points." in page.html(found)
+
+
 def test_failures_are_listed_with_their_reasons(tmp_path: Path) -> None:
     make(tmp_path / "a")
     make(tmp_path / "b", gain=0.1, kl={"coef": 0.0})
@@ -94,6 +108,22 @@ def test_the_curves_of_a_panel_have_bins_of_one_width(tmp_path: Path) -> None:
     assert sorted(len(one["x"]) for one in drawn) == [30, 74]
     alone = page._panel(points.compare([tmp_path / "short"]).points, "reward/mean")
     assert (alone[0]["bin"], len(alone[0]["x"]), alone[0]["x"][-1]) == (1, 90, 90)
+
+
+def test_several_tasks_have_panels_of_their_own(tmp_path: Path) -> None:
+    folder = make(tmp_path / "phases")
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        task = "first" if row["step"] <= 8 else "other"
+        row |= {f"reward/mean_{task}": row["reward/mean"]} if "reward/mean" in row else {}
+        row |= {"eval/mean_first": 0.5, "eval/mean_other": 0.25} if "eval/reward" in row else {}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    panels = data_of(page.html(points.compare([tmp_path])))["panels"]
+    assert [panel["title"] for panel in panels[:7]] == [
+        "Greedy reward", "Greedy reward, first", "Greedy reward, other",
+        "Sampled reward", "Sampled reward, first", "Sampled reward, other", "Forward KL to the reference",
+    ]  # fmt: skip
+    assert [len(panel["curves"][0]["x"]) for panel in panels[:6]] == [5, 5, 5, 20, 8, 12]
 
 
 def test_a_page_of_one_run_compares_it_with_nothing(tmp_path: Path) -> None:

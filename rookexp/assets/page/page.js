@@ -179,6 +179,7 @@ function draw(panel, holder) {
       const range = curve.lo ? ` (${number(curve.lo[i])} to ${number(curve.hi[i])}, n ${curve.n})` : "";
       row.append(`${data.names[curve.p]}  ${number(curve.y[i])}${range}${curve.cut ? ", did not finish" : ""}`);
     }
+    if (found.length > 12) element("div", { textContent: `and ${found.length - 12} more` }, tip);
     tip.hidden = false;
     const left = event.clientX - box.left;
     tip.style.left = left > box.width / 2 ? "" : `${left + 24}px`;
