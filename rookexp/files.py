@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from rookexp.errors import DataError
 
 
 @contextmanager
@@ -23,6 +25,18 @@ def write_atomic(path: Path, text: str) -> None:
     """Replaces the file's text."""
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8", newline="\n")
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Replaces the file's lines, and makes its folder.
+
+    Raises: DataError where it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, "".join(f"{line}\n" for line in lines))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written ({error})") from error
 
 
 def csv_of(rows: Sequence[Mapping[str, Any]], *, nan: str) -> str:

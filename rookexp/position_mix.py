@@ -16,7 +16,7 @@ from annotated_types import Ge, Gt
 
 from rookexp import boards, chess_text
 from rookexp.errors import DataError
-from rookexp.files import write_atomic
+from rookexp.files import write_lines
 from rookexp.shares import in_turns, shares_of
 from rookexp.tasks import positions
 
@@ -86,13 +86,9 @@ class PositionMix:
         found = self.make(self.positions or 0)
         text = json.dumps(report(found), indent=2)
         rows = [{"fen": each.board.fen(en_passant="fen"), "kind": each.kind, "plies": each.plies} for each in found]
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            texts = "".join(json.dumps(row) + "\n" for row in rows), text + "\n", contact_sheet(self.sampled(found))
-            for name, content in zip(self.files, texts, strict=True):
-                write_atomic(folder / name, content)
-        except OSError as error:
-            raise DataError(f"{folder}: cannot be written ({error})") from error
+        contents = map(json.dumps, rows), [text], contact_sheet(self.sampled(found)).splitlines()
+        for name, lines in zip(self.files, contents, strict=True):
+            write_lines(folder / name, lines)
         return text
 
     def sampled(self, found: Sequence[Found]) -> list[Found]:

@@ -13,7 +13,7 @@ from annotated_types import Ge, Gt
 
 from rookexp import a_documents
 from rookexp.errors import DataError
-from rookexp.files import write_atomic
+from rookexp.files import write_lines
 from rookexp.shares import in_turns, shares_of
 from rookexp.tasks import positions
 
@@ -66,12 +66,8 @@ class TransitionMix:
         Raises: DataError where a file cannot be written, or there are not so many of a class.
         """
         sets = self.make()
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            for name, texts in zip(self.files, sets.values(), strict=True):
-                write_atomic(folder / name, "".join(f"{t}\n" for t in texts))
-        except OSError as error:
-            raise DataError(f"{folder}: cannot be written ({error})") from error
+        for name, texts in zip(self.files, sets.values(), strict=True):
+            write_lines(folder / name, texts)
         counts = {name: self._quotas(len(texts)) for name, texts in sets.items()}
         return json.dumps(
             {
