@@ -236,7 +236,6 @@ class NoBaseline(Baseline):
     needs_groups = False
 
     def forward(self, rewards: Float[Tensor, "p g"], tasks: Sequence[str]) -> Float[Tensor, "p g"]:
-        """The rewards."""
         return rewards.clone()
 
 

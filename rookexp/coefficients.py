@@ -49,7 +49,6 @@ class NoKL(Coefficient):
     can_be_nonzero = False
 
     def coefficient(self) -> float:
-        """0."""
         return 0.0
 
 
@@ -62,7 +61,6 @@ class FixedKL(Coefficient):
         self.can_be_nonzero = coef > 0
 
     def coefficient(self) -> float:
-        """`coef`."""
         return self.coef
 
 
@@ -203,7 +201,6 @@ class AdaptiveKL(_Controlled):
         self.down = down
 
     def factor(self, kl_nats: float, rows: int) -> float:
-        """`up`, `down` or 1."""
         if kl_nats > self.band_high * self.target_nats:
             return self.up
         return self.down if kl_nats < self.band_low * self.target_nats else 1.0
@@ -216,7 +213,6 @@ class PpoRuleKL(_Controlled):
     """
 
     def factor(self, kl_nats: float, rows: int) -> float:
-        """2, 1/2 or 1."""
         if kl_nats > 1.5 * self.target_nats:
             return 2.0
         return 0.5 if kl_nats < self.target_nats / 1.5 else 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +15,7 @@ import chess
 from rookexp import a_documents, chess_text
 from rookexp.annotate import shard_path
 from rookexp.errors import DataError
-from rookexp.files import write_atomic
+from rookexp.files import write_lines
 from rookexp.tasks import positions
 
 PROMPT_SETS = {"train": 256, "eval": 128}  # rows of the prompt sets that ship with the package
@@ -187,9 +187,9 @@ def build_corpus(
         elif split == "test":
             held_out.append(row.record())
     prompts = prompt_rows(held_out, seed)
-    _write_lines(folder / "positions-test.jsonl", map(json.dumps, held_out))
+    write_lines(folder / "positions-test.jsonl", map(json.dumps, held_out))
     for name, chosen in prompts.items():
-        _write_lines(folder / f"prompts-{name}.jsonl", map(json.dumps, chosen))
+        write_lines(folder / f"prompts-{name}.jsonl", map(json.dumps, chosen))
     total = round(sum(map(len, texts.values())) * (1 - p_share) / p_share)
     wanted = {kind: round(share * total) for kind, share in a_shares.items()}
     for text, kind, key in a_documents.a_documents(games, wanted, seed):
@@ -200,19 +200,11 @@ def build_corpus(
     counts["train"]["L"] = len(legal)
     for split, documents in texts.items():
         rng.shuffle(documents)
-        _write_lines(folder / f"{split}.txt", documents)
+        write_lines(folder / f"{split}.txt", documents)
     report = {
         "duplicates dropped": duplicates,
         "documents": {split: dict(sorted(count.items())) for split, count in counts.items()},
         "prompts": {name: len(chosen) for name, chosen in prompts.items()},
     }
-    _write_lines(folder / "report.json", [json.dumps(report, indent=2)])
+    write_lines(folder / "report.json", [json.dumps(report, indent=2)])
     return report
-
-
-def _write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Raises: DataError where the file cannot be written."""
-    try:
-        write_atomic(path, "".join(line + "\n" for line in lines))
-    except OSError as error:
-        raise DataError(f"{path}: cannot be written ({error})") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,20 +27,34 @@ def write_atomic(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8", newline="\n")
 
 
-def write_new(folder: Path, texts: Mapping[str, str]) -> None:
-    """Writes files by name, unless one of them is there with another text: then none is touched.
+def write_new(folder: Path, files: Mapping[str, Sequence[str]]) -> None:
+    """Writes files by name, line by line, unless one of them is there with other lines: then none is touched.
 
     Raises: DataError where one is, or where one cannot be written.
     """
+    for name, lines in files.items():
+        path = folder / name
+        if path.exists() and path.read_bytes() != text_of(lines).encode():
+            raise DataError(f"{path}: is there already and would be lost; give another folder, or remove it")
+    for name, lines in files.items():
+        write_lines(folder / name, lines)
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Replaces the file's lines, and makes its folder.
+
+    Raises: DataError where it cannot be written.
+    """
     try:
-        for path, text in ((folder / name, text) for name, text in texts.items()):
-            if path.exists() and path.read_bytes() != text.encode():
-                raise DataError(f"{path}: is there already and would be lost; give another folder, or remove it")
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            write_atomic(folder / name, text)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, text_of(lines))
     except OSError as error:
-        raise DataError(f"{folder}: cannot be written ({error})") from error
+        raise DataError(f"{path}: cannot be written ({error})") from error
+
+
+def text_of(lines: Iterable[str]) -> str:
+    """The lines as a file has them, each with its end."""
+    return "".join(f"{line}\n" for line in lines)
 
 
 def csv_of(rows: Sequence[Mapping[str, Any]], *, nan: str) -> str:

@@ -62,7 +62,6 @@ class Clip:
         return (logprobs - old).exp()
 
     def __call__(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> PerToken:
-        """The loss of each token."""
         ratio = self.ratio(logprobs, old, row)
         return -torch.minimum(ratio * advantages, ratio.clamp(self.low, self.high) * advantages)
 
@@ -88,7 +87,6 @@ class DualClip(Clip):
         self.cap = dual_clip
 
     def __call__(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> PerToken:
-        """The loss of each token."""
         loss = super().__call__(logprobs, old, advantages, row)
         return torch.where(advantages < 0, torch.minimum(loss, -self.cap * advantages), loss)
 
@@ -146,7 +144,6 @@ class Luspo(Gspo):
     """
 
     def __call__(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> PerToken:
-        """The loss of each token."""
         return super().__call__(logprobs, old, advantages, row) * _row_length(row)
 
 
@@ -167,7 +164,6 @@ class Cispo:
         self.low, self.high = 0.0 if clip_low is None else 1 - clip_low, 1 + clip_high
 
     def __call__(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> PerToken:
-        """The loss of each token."""
         weight = (logprobs.detach() - old).exp().clamp(self.low, self.high)
         return -weight * advantages * logprobs
 
@@ -190,7 +186,6 @@ class Gmpo:
         self.log_clip = log_clip
 
     def __call__(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> PerToken:
-        """The loss of each token."""
         log_ratio = logprobs - old
         above, below = log_ratio.clamp(max=self.log_clip), log_ratio.clamp(min=-self.log_clip)
         return -_row_mean(torch.where(advantages > 0, above, below), row).exp() * advantages
@@ -214,7 +209,6 @@ class Reinforce(Unclipped):
     whole_rows = False
 
     def __call__(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> PerToken:
-        """The loss of each token."""
         return -advantages * logprobs
 
 
@@ -232,7 +226,6 @@ class Sapo(Unclipped):
         self.tau_negative = tau_negative
 
     def __call__(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> PerToken:
-        """The loss of each token."""
         ratio = (logprobs - old).exp()
         gate = torch.where(advantages > 0, _soft_gate(ratio, self.tau_positive), _soft_gate(ratio, self.tau_negative))
         return -gate * advantages
@@ -259,7 +252,6 @@ class Vespo(Unclipped):
         self.negative = k_negative, lambda_negative
 
     def __call__(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> PerToken:
-        """The loss of each token."""
         log_w = _row_sum(logprobs.detach() - old, row)
         phi = torch.where(advantages >= 0, _gamma_kernel(log_w, *self.positive), _gamma_kernel(log_w, *self.negative))
         return -phi * advantages * logprobs
@@ -292,7 +284,8 @@ def _row_sum(x: Tensor, row: Tensor) -> Tensor:
 
 def _row_mean(x: Tensor, row: Tensor) -> Tensor:
     """The mean of `x` over the tokens of each token's row, at each token."""
-    return _row_sum(x, row) / _row_length(row)
+    _, place, length = row.unique(return_inverse=True, return_counts=True)
+    return x.new_zeros(len(length)).index_add(0, place, x)[place] / length[place]
 
 
 def _row_length(row: Tensor) -> Tensor:

@@ -86,8 +86,8 @@ class PositionMix:
         found = self.make(self.positions or 0)
         text = json.dumps(report(found), indent=2)
         rows = [{"fen": each.board.fen(en_passant="fen"), "kind": each.kind, "plies": each.plies} for each in found]
-        texts = "".join(json.dumps(row) + "\n" for row in rows), text + "\n", contact_sheet(self.sampled(found))
-        write_new(folder, dict(zip(self.files, texts, strict=True)))
+        contents = [json.dumps(row) for row in rows], [text], contact_sheet(self.sampled(found)).splitlines()
+        write_new(folder, dict(zip(self.files, contents, strict=True)))
         return text
 
     def sampled(self, found: Sequence[Found]) -> list[Found]:

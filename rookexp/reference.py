@@ -33,7 +33,6 @@ class Never(Sync):
     moves = False
 
     def update(self, step: int, reference: nn.Module, policy: nn.Module) -> bool:
-        """False."""
         return False
 
 

@@ -66,8 +66,7 @@ class TransitionMix:
         Raises: DataError where a file cannot be written or is another, or there are not so many of a class.
         """
         sets = self.make()
-        contents = ("".join(f"{text}\n" for text in texts) for texts in sets.values())
-        write_new(folder, dict(zip(self.files, contents, strict=True)))
+        write_new(folder, dict(zip(self.files, sets.values(), strict=True)))
         counts = {name: self._quotas(len(texts)) for name, texts in sets.items()}
         return json.dumps(
             {

@@ -634,13 +634,13 @@ def another_reference(patch: Patch) -> World:
 
 def stale_log_probs(patch: Patch) -> World:
     """For several updates in bf16 the old log-probs are computed anew, here by a colder policy."""
-    look = GRPO._look
+    look = GRPO._training_forward
 
     def stale(self: GRPO, *asked: Any) -> dict[str, Tensor]:
         found = look(self, *asked)
         return found | {"logprobs": found["logprobs"] * 1.5}
 
-    patch.setattr(GRPO, "_look", stale)
+    patch.setattr(GRPO, "_training_forward", stale)
     return World(objective=HEALTHY["bf16, several updates"])
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import hydra
 import pytest
 import tiny
 import torch
-import yaml
 
 from rookexp import check, composing, hardware
 from rookexp.errors import ConfigError
@@ -242,12 +242,12 @@ def test_fit_is_refused_where_nothing_tells_a_peak(monkeypatch: pytest.MonkeyPat
 
 
 def test_every_option_computes_in_its_own_way() -> None:
-    files = sorted((composing.conf_dir() / "hardware").glob("*.yaml"))
-    nodes = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in files}
-    assert set(nodes) == {"auto", "cpu", "cuda", "rtx3080", "rtx4090", "h100", "h200"}
-    whole = [(nodes["cuda"] if "defaults" in node else {}) | node for node in nodes.values()]
-    ways = {tuple(node[key] for key in ("device", "precision", "micro_batch", "head_chunk")) for node in whole}
-    assert len(ways) == len(nodes)
+    names = sorted(path.stem for path in (composing.conf_dir() / "hardware").glob("*.yaml"))
+    assert names == ["auto", "cpu", "cuda", "h100", "h200", "rtx3080", "rtx4090"]
+    with hydra.initialize_config_dir(str(composing.conf_dir()), **composing.version_base()):
+        nodes = [hydra.compose(f"hardware/{name}")["hardware"] for name in names]
+    ways = {tuple(node[key] for key in ("device", "precision", "micro_batch", "head_chunk")) for node in nodes}
+    assert len(ways) == len(names)
 
 
 @pytest.mark.gpu

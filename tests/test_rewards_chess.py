@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rewarded import BLACK_ROW, MATED, MATES, TWO_MOVES, WHITE_ROW
+from rewarded import BLACK_ROW, MATED, MATES, TWO_MOVES, WHITE_ROW, p_of
 
 from rookexp.chess_text import (
     Annotation,
@@ -21,8 +21,6 @@ from rookexp.chess_text import (
     board_of,
     build_p,
     legal_ucis,
-    p_prompt,
-    p_prompt_padded,
     parse_p,
 )
 from rookexp.errors import DataError
@@ -33,13 +31,8 @@ REWARD = rewards.PolicyReward(best=0.5, candidates=0.3, evals=0.2)
 ROWS = [WHITE_ROW, BLACK_ROW, TWO_MOVES, MATES, MATED]
 
 
-def prompt_of(row: Annotation, padded: bool = False) -> Prompt:
-    text = p_prompt_padded(row.fen) if padded else p_prompt(row.fen)
-    return Prompt(text=text, ids=(), answer=row, task="P")
-
-
 def completion(row: Annotation, moves: Sequence[str], evals_cp: Sequence[int], best: str, padded: bool = False) -> str:
-    return build_p(row.fen, moves, evals_cp, best)[len(prompt_of(row, padded).text) :]
+    return build_p(row.fen, moves, evals_cp, best)[len(p_of(row, padded).text) :]
 
 
 def gold(row: Annotation, padded: bool = False) -> str:
@@ -47,7 +40,7 @@ def gold(row: Annotation, padded: bool = False) -> str:
 
 
 def one(row: Annotation, text: str) -> dict[str, float]:
-    scores = REWARD.score([prompt_of(row)], [text])
+    scores = REWARD.score([p_of(row)], [text])
     return {"reward": scores.rewards.item()} | {name: value.item() for name, value in scores.parts.items()}
 
 
@@ -72,7 +65,7 @@ def black_rows_of(path: Path) -> list[Annotation]:
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("padded", [False, True])
 def test_gold_is_exactly_one(row: Annotation, padded: bool) -> None:
-    scores = REWARD.score([prompt_of(row, padded)], [gold(row, padded)])
+    scores = REWARD.score([p_of(row, padded)], [gold(row, padded)])
     assert scores.rewards.tolist() == [1.0]
     for name in ("best", "candidates", "evals", "format_valid", "best_legal", "moves_legal", "best_is_engine"):
         assert scores.parts[name].tolist() == [1.0], name
@@ -260,7 +253,7 @@ def test_no_text_raises(row: Annotation, text: str) -> None:
 
 def earned_of(row: Annotation, text: str, padded: bool = False) -> list[tuple[str, float]]:
     """The text of each stage of a completion, and what it earns."""
-    stages = REWARD.score([prompt_of(row, padded)], [text]).stages
+    stages = REWARD.score([p_of(row, padded)], [text]).stages
     assert stages is not None
     ends = [0, *stages.ends[0].tolist()]
     return [(text[a:b], value) for a, b, value in zip(ends, ends[1:], stages.rewards[0].tolist(), strict=False)]
@@ -291,14 +284,14 @@ def test_each_field_earns_its_own_component(padded: bool) -> None:
 def test_a_field_that_is_missing_has_no_text(text: str, pieces: list[str]) -> None:
     found = earned_of(WHITE_ROW, text, padded=True)
     assert [piece for piece, _ in found] == pieces
-    scores = REWARD.score([prompt_of(WHITE_ROW, padded=True)], [text])
+    scores = REWARD.score([p_of(WHITE_ROW, padded=True)], [text])
     names = {"candidates": 0.3, "evals": 0.2, "best": 0.5}
     expected = [weight * scores.parts[name].item() for name, weight in names.items()]
     assert [value for _, value in found] == pytest.approx(expected)
 
 
 def test_a_row_depends_on_itself_alone() -> None:
-    prompts = [prompt_of(row, padded=i % 2 == 1) for i, row in enumerate(ROWS)]
+    prompts = [p_of(row, padded=i % 2 == 1) for i, row in enumerate(ROWS)]
     texts = []
     for i, row in enumerate(ROWS):
         texts += [gold(row, i % 2 == 1), "", completion(row, row.moves, row.evals_cp, row.moves[-1], i % 2 == 1)]
@@ -313,7 +306,7 @@ def test_a_row_depends_on_itself_alone() -> None:
 
 
 def test_the_reward_stands_under_the_colour_to_move() -> None:
-    scores = REWARD.score([prompt_of(WHITE_ROW), prompt_of(BLACK_ROW)], [gold(WHITE_ROW), "", gold(BLACK_ROW), ""])
+    scores = REWARD.score([p_of(WHITE_ROW), p_of(BLACK_ROW)], [gold(WHITE_ROW), "", gold(BLACK_ROW), ""])
     rewards_seen = scores.rewards.tolist()
     assert scores.parts["reward_white"].nan_to_num(9).tolist() == [*rewards_seen[:2], 9, 9]
     assert scores.parts["reward_black"].nan_to_num(9).tolist() == [9, 9, *rewards_seen[2:]]
@@ -323,11 +316,11 @@ def test_the_reward_stands_under_the_colour_to_move() -> None:
 def test_weights() -> None:
     only_best = rewards.PolicyReward(best=1.0, candidates=0.0, evals=0.0)
     text = completion(BLACK_ROW, BLACK_ROW.moves, BLACK_ROW.evals_cp, BLACK_ROW.moves[-1])
-    assert only_best.score([prompt_of(BLACK_ROW)], [text]).rewards.item() == pytest.approx(0.2)
+    assert only_best.score([p_of(BLACK_ROW)], [text]).rewards.item() == pytest.approx(0.2)
 
 
 def test_wrong_use_is_refused() -> None:
     with pytest.raises(ValueError, match="3 texts"):
-        REWARD.score([prompt_of(WHITE_ROW), prompt_of(BLACK_ROW)], ["", "", ""])
+        REWARD.score([p_of(WHITE_ROW), p_of(BLACK_ROW)], ["", "", ""])
     with pytest.raises(DataError, match="Q: x"):
         REWARD.score([Prompt(text="Q: x", ids=(), answer=WHITE_ROW, task="P")], [""])

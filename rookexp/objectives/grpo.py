@@ -157,15 +157,37 @@ class GRPO:
         metrics = rollout_metrics(rollouts, scores, dead) | {"completions/sampled": float(sampled)}
         if isinstance(self.source.reward, LongReward):
             metrics |= self.source.reward.metrics()
-        device = rollouts.mask.device
-        mask = shaping.masked_truncated(rollouts.mask, rollouts.truncated) if self.mask_truncated else rollouts.mask
         # The rows that count: all, or those of living groups, the others being as if they had never been sampled.
-        kept = (~dead.to(device) | (self.dead_groups == "kept")).repeat_interleave(self.group_size)
+        living = ~dead.to(rollouts.mask.device) | (self.dead_groups == "kept")
+        kept = living.repeat_interleave(self.group_size)
+        experience = self._experience(rollouts, kept)
+        rescored = not self.exact_sampler and not self.single_update
+        seen: dict[str, Tensor] = {}
+        if rescored or self.value_head is not None or self._pays_kl():
+            seen = self._training_forward(experience, rollouts.mask)
+        if rescored:
+            error = (seen["logprobs"] - rollouts.logprobs).abs().sum() / rollouts.mask.sum()
+            metrics["sampler/abs_logprob_error"] = float(error)
+            experience = replace(experience, logprobs=seen["logprobs"])
+        found = self._advantages(rollouts, scores, kept, seen)
+        experience = replace(experience, advantages=found.advantages)
+        if found.returns is not None:
+            explained = returns.explained_variance(seen["values"], found.returns, rollouts.mask)
+            metrics["value/explained_variance"] = float(explained)
+            experience = replace(experience, values=seen["values"], returns=found.returns)
+        per_row = found.advantages.sum(1) / rollouts.mask.sum(1).clamp(min=1)
+        self.on_completions(step + 1, completion_rows(rollouts, scores, per_row))
+        return experience, metrics
+
+    def _experience(self, rollouts: Rollouts, kept: Bool[Tensor, " n"]) -> Experience:
+        """What was sampled, weighted at the tokens that count; advantages, values and returns are 0."""
+        mask = shaping.masked_truncated(rollouts.mask, rollouts.truncated) if self.mask_truncated else rollouts.mask
         zeros = torch.zeros_like(rollouts.logprobs)
         weights = zeros.clone()
         if kept.any():
             weights[kept] = self.aggregation(mask[kept], max_new_tokens=self.max_new_tokens)
-        experience = Experience(
+        prompts = torch.arange(len(rollouts.prompts), device=mask.device)
+        return Experience(
             tokens=rollouts.tokens,
             weights=weights,
             logprobs=rollouts.logprobs,
@@ -173,29 +195,9 @@ class GRPO:
             values=zeros,
             returns=zeros,
             temperature=rollouts.temperature,
-            prompt=torch.arange(len(rollouts.prompts), device=device).repeat_interleave(self.group_size),
+            prompt=prompts.repeat_interleave(self.group_size),
             prompt_lengths=rollouts.mask.int().argmax(1),
         )
-        rescored = not self.exact_sampler and not self.single_update
-        seen = (
-            self._training_forward(experience, rollouts.mask) if rescored or self.value_head or self._pays_kl() else {}
-        )
-        if rescored:
-            error = (seen["logprobs"] - rollouts.logprobs).abs().sum() / rollouts.mask.sum()
-            metrics["sampler/abs_logprob_error"] = float(error)
-            experience = replace(experience, logprobs=seen["logprobs"])
-        found = self._advantages(rollouts, scores, kept, seen)
-        advantages = found.advantages
-        if self.advantage_clip is not None:
-            advantages = advantages.clamp(-self.advantage_clip, self.advantage_clip)
-        per_row = advantages.sum(1) / rollouts.mask.sum(1).clamp(min=1)
-        self.on_completions(step + 1, completion_rows(rollouts, scores, per_row))
-        experience = replace(experience, advantages=advantages)
-        if found.returns is not None:
-            explained = returns.explained_variance(seen["values"], found.returns, rollouts.mask)
-            metrics["value/explained_variance"] = float(explained)
-            experience = replace(experience, values=seen["values"], returns=found.returns)
-        return experience, metrics
 
     def _advantages(
         self,
@@ -206,6 +208,7 @@ class GRPO:
     ) -> Advantages:
         """What the baseline makes of the kept rows' rewards, less beta times the divergence where rewards pay it.
 
+        Held within the advantage clip.
         Raises: ConfigError where the baseline compares stages and the reward has none.
         """
         if not kept.any():
@@ -240,7 +243,9 @@ class GRPO:
         def whole(x: Float[Tensor, "k t"]) -> Float[Tensor, "n t"]:
             return x.new_zeros(paid.shape).index_put((kept,), x)
 
-        return Advantages(whole(found.advantages), None if found.returns is None else whole(found.returns))
+        limit = self.advantage_clip
+        advantages = found.advantages if limit is None else found.advantages.clamp(-limit, limit)
+        return Advantages(whole(advantages), None if found.returns is None else whole(found.returns))
 
     def _pays_kl(self) -> bool:
         """Whether this step's rewards contain the divergence."""

@@ -101,7 +101,6 @@ class NextToken:
         return LossTerms({"likelihood": loss}, {})
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Nothing adapts here."""
         return {}
 
     @torch.no_grad()
