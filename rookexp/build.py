@@ -107,7 +107,7 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
     grpo, hardware = config["grpo"], make(config["hardware"])
     if start.checkpoint is not None:
         fitting.refuse_another_batch(hardware, grpo["prompts_per_step"], run_folder)
-    kept.tell_other_hardware(run_folder, config["hardware"]["precision"], kept.computed(hardware))
+    kept.tell_other_hardware(run_folder, config["hardware"].get("precision"), kept.computed(hardware))
     reward, baseline = asking.asked_of(config, "reward"), make(config["baseline"])
     if baseline.by_stage and not asking.may_have_stages(reward):
         raise no_stages(baseline, reward)
@@ -206,7 +206,7 @@ def build_pretraining(config: Config, run_folder: Path) -> session.Training:
     texts = [read_documents(file) for file in files]
     texts[1] = texts[1][: run.validation_documents]
     hardware: Hardware = make(config["hardware"])
-    kept.tell_other_hardware(run_folder, config["hardware"]["precision"], kept.computed(hardware))
+    kept.tell_other_hardware(run_folder, config["hardware"].get("precision"), kept.computed(hardware))
     policy = load_policy(config, hardware)
     print(introduced(policy, hardware), flush=True)
     train, validation = (token_documents(policy, *part) for part in zip(files, texts, strict=True))
