@@ -26,6 +26,11 @@ def asked_of(config: Config, group: Literal["task", "reward"], **objects: Any) -
     return made
 
 
+def may_have_stages(reward: Any) -> bool:
+    """Whether a reward says where in a completion it is earned; of a user's own nobody knows before it has scored."""
+    return bool(getattr(reward, "staged", not type(reward).__module__.startswith("rookexp.")))
+
+
 def evaluation_prompts(config: Config, task: Any, objects: Config) -> tuple[Prompt, ...]:
     """What the greedy evaluation asks: the task's own prompts, or those of the same task on `eval.positions`.
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
 
-from rookexp import aggregation, asking, check, chess_text, fitting, kept, kl, nodes, run_info, runs, session
+from rookexp import across, aggregation, asking, check, chess_text, fitting, kept, kl, nodes, run_info, runs, session
 from rookexp.errors import ConfigError, DataError
 from rookexp.exam import Exam
 from rookexp.generate import Sampling
@@ -23,6 +23,7 @@ from rookexp.nodes import Config, make, without
 from rookexp.objectives import likelihood
 from rookexp.policies import Pretrained, doubts
 from rookexp.rehearsal import Subject
+from rookexp.returns import no_stages
 from rookexp.tasks.mixed import notes_of
 from rookexp.track import FanOut, JsonlTracker, Tracker
 
@@ -82,8 +83,8 @@ def check_config(config: Config) -> Run:
     Raises: ConfigError naming the full key, the value, what is allowed and the nearest spelling.
     """
     run = Run(**check_groups(config, GROUPS, Run))
-    check_rows(config["grpo"])
-    check_moment(config["reference"], run.steps)
+    across.check_rows(config["grpo"])
+    across.check_moment(config["reference"], run.steps)
     for kind, changes in config["task"].get("sampling", {}).items():
         changed(shared_sampling(config["grpo"]), f"task.sampling.{kind}", changes)
     return run
@@ -106,14 +107,17 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
     grpo, hardware = config["grpo"], make(config["hardware"])
     if start.checkpoint is not None:
         fitting.refuse_another_batch(hardware, grpo["prompts_per_step"], run_folder)
-    kept.tell_other_hardware(run_folder, config["hardware"]["precision"], kept.computed(hardware))
+    kept.tell_other_hardware(run_folder, config["hardware"].get("precision"), kept.computed(hardware))
+    reward, baseline = asking.asked_of(config, "reward"), make(config["baseline"])
+    if baseline.by_stage and not asking.may_have_stages(reward):
+        raise no_stages(baseline, reward)
     policy = load_policy(config, hardware)
     print(introduced(policy, hardware), flush=True)
     objects = {
         "policy": policy.model,
         "tokenizer": policy.tokenizer,
-        "reward": asking.asked_of(config, "reward"),
-        "baseline": make(config["baseline"]),
+        "reward": reward,
+        "baseline": baseline,
         "coefficient": make(config["kl"]),
         "sampling": shared_sampling(grpo),
         "divergence": kl.TYPES[grpo["kl_type"]],
@@ -182,13 +186,6 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
     return replace(training, subject=Subject(objective, training.trainer, greedy, policy.tokenizer, start.step))
 
 
-def check_rows(grpo: Config) -> None:
-    """Raises: ConfigError for more minibatches than a step has rows."""
-    rows = grpo["prompts_per_step"] * grpo["group_size"]
-    if grpo["minibatches"] > rows:
-        raise check.refusal("grpo.minibatches", grpo["minibatches"], f"allowed: at most the {rows} rows of a step")
-
-
 def check_lengths(config: Config, own: Mapping[str, Sampling], places: int) -> None:
     """Raises: ConfigError for completions that no prompt leaves room for, by whose length losses would be divided."""
     lengths = {f"{key}.max_new_tokens": config[key].get("max_new_tokens", 1) for key in ("grpo", "eval")}
@@ -196,13 +193,6 @@ def check_lengths(config: Config, own: Mapping[str, Sampling], places: int) -> N
     for key, length in lengths.items():
         if length >= places:
             raise check.refusal(key, length, f"the model has {places} positions; allowed: at most {places - 1}")
-
-
-def check_moment(reference: Config, steps: int) -> None:
-    """Raises: ConfigError where the reference or the policy would move once, after the last step."""
-    if reference.get("at", 0) > steps:
-        why = f"it would never come: the run ends with steps={steps}; allowed: 1 to {steps}"
-        raise check.refusal("reference.at", reference["at"], why)
 
 
 def build_pretraining(config: Config, run_folder: Path) -> session.Training:
@@ -216,7 +206,7 @@ def build_pretraining(config: Config, run_folder: Path) -> session.Training:
     texts = [read_documents(file) for file in files]
     texts[1] = texts[1][: run.validation_documents]
     hardware: Hardware = make(config["hardware"])
-    kept.tell_other_hardware(run_folder, config["hardware"]["precision"], kept.computed(hardware))
+    kept.tell_other_hardware(run_folder, config["hardware"].get("precision"), kept.computed(hardware))
     policy = load_policy(config, hardware)
     print(introduced(policy, hardware), flush=True)
     train, validation = (token_documents(policy, *part) for part in zip(files, texts, strict=True))

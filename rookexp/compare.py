@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from rookexp import environment
+from rookexp import environment, stop
 from rookexp.errors import RookexpError
 
 if TYPE_CHECKING:
@@ -31,7 +31,13 @@ SHOWN_FIGURES = ("reward", "kl", "entropy")  # beside the main one
 def main() -> None:
     """The door: the command line, carried out."""
     environment.print_any_text()
-    compare(sys.argv[1:])
+    try:
+        compare(sys.argv[1:])
+        sys.stdout.flush()  # here, for at its end Python has no say in the exit status
+    except BrokenPipeError:
+        sys.exit(stop.unread())
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 def compare(argv: Sequence[str]) -> None:
@@ -53,6 +59,8 @@ def compare(argv: Sequence[str]) -> None:
     except RookexpError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except BrokenPipeError:
+        raise
     except OSError as error:  # such as a full disk
         print(f"error: {error.filename or asked.out}: {error.strerror}; type --out and another folder", file=sys.stderr)
         sys.exit(2)

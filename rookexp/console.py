@@ -116,14 +116,18 @@ class ConsoleTracker(Tracker):
 
 def reader(file: IO[str] | None, width: int) -> Console:
     """Where a person reads, standard output unless it is another file: with colours in a terminal, else plain text of
-    `width` columns, whatever FORCE_COLOR says.
+    `width` columns, whatever FORCE_COLOR says. Where nobody reads any more, BrokenPipeError as elsewhere.
     """
     from rich.console import Console
 
+    class Read(Console):
+        def on_broken_pipe(self) -> None:  # rich's own ends the process with status 1
+            raise BrokenPipeError
+
     out = sys.stdout if file is None else file
     if out.isatty():
-        return Console(file=out)
-    return Console(file=out, force_terminal=False, no_color=True, color_system=None, width=width)
+        return Read(file=out)
+    return Read(file=out, force_terminal=False, no_color=True, color_system=None, width=width)
 
 
 def plain_table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:

@@ -60,7 +60,7 @@ def enter(task: Task, config_name: str, check: Check | None = None) -> None:
         except RunStopped as error:
             sys.exit(error.status)  # of a sweep the jobs to come are not wanted either
         except BrokenPipeError:  # raised here it would have a line by Hydra
-            sys.exit(silenced())
+            sys.exit(stop.unread())
         except (RookexpError, OSError, MemoryError, RuntimeError) as error:
             told = line_and_status(error, config_name, started=True)
             if told is None or wants_traceback or not in_this_process():
@@ -77,6 +77,7 @@ def enter(task: Task, config_name: str, check: Check | None = None) -> None:
             from rookexp.sweep import summary
 
             summary.show(folder)
+        sys.stdout.flush()  # here, for at its end Python has no say in the exit status
         if failed:
             sys.exit(max(failed))
     except KeyboardInterrupt:
@@ -84,19 +85,13 @@ def enter(task: Task, config_name: str, check: Check | None = None) -> None:
             raise
         sys.exit(130)
     except BrokenPipeError:
-        sys.exit(silenced())
+        sys.exit(stop.unread())
     except Exception as error:
         told = None if wants_traceback else line_and_status(error, config_name, started=started)
         if told is None:
             raise
         print(f"error: {told[0]}", file=sys.stderr)
         sys.exit(told[1])
-
-
-def silenced() -> int:
-    """The exit status of one whose output nobody reads any more, as behind `head`; Python writes nothing at its end."""
-    stop.silence(1)
-    return 141
 
 
 def through_hydra(job: Callable[[DictConfig], Any], config_name: str) -> None:
@@ -126,10 +121,13 @@ def call(task: Task, config: DictConfig) -> Any:
 
 
 def leave_no_empty(folder: Path) -> None:
-    """Removes the run folder that Hydra has made where nothing was written, as by a command that was refused."""
-    if folder != Path.cwd():
-        with suppress(OSError):  # it is not empty
-            folder.rmdir()
+    """Removes the run folder that Hydra has made where nothing was written, as by a command that was refused, and what
+    is empty then of the folders above it, inside the one where the command was typed.
+    """
+    with suppress(OSError):  # one is not empty
+        for made in (folder, *folder.parents):
+            if made == folder != Path.cwd() or Path.cwd() in made.parents:
+                made.rmdir()
 
 
 def line_and_status(error: Exception, config_name: str, *, started: bool) -> tuple[str, int] | None:

@@ -84,7 +84,7 @@ def computed(hardware: Hardware) -> dict[str, Any]:
     return {**hardware.describe(), "micro_batch": rows, "head_chunk": hardware.head_chunk}
 
 
-def tell_other_hardware(folder: Path, asked: str, here: Mapping[str, Any]) -> None:
+def tell_other_hardware(folder: Path, asked: str | None, here: Mapping[str, Any]) -> None:
     """Says where the run that goes on in `folder` is computed otherwise than before; `here` as `computed`.
 
     Its weights are fp32 everywhere, so it may. A job of a sweep may not where `hardware.precision` was `asked` as auto:

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from rookexp import ops
+from rookexp.errors import ConfigError
 from rookexp.types import Stages
 
 ROUNDING = 1e-5  # of the largest number: returns that differ by less are equal, for each is a sum of many tokens
@@ -242,3 +243,12 @@ def explained_variance(
 def _all_equal(x: Tensor) -> bool:
     """Whether a flat tensor's elements are all equal; True of an empty one."""
     return len(x) == 0 or bool(x.amax() == x.amin())
+
+
+def no_stages(baseline: Baseline, reward: object) -> ConfigError:
+    """What is wrong with a baseline that compares stages beside a reward that has none."""
+    return ConfigError(
+        f"baseline={type(baseline).__name__} with reward={type(reward).__name__}: it compares stages, and the reward "
+        "does not say where in a completion it is earned; choose reward=policy, engine or rookworld, or "
+        "baseline=group_mean"
+    )

@@ -88,6 +88,12 @@ def silence(output: int) -> None:
     os.close(nowhere)
 
 
+def unread() -> int:
+    """The exit status of one whose output nobody reads any more, as behind `head`; Python writes nothing at its end."""
+    silence(1)
+    return 141
+
+
 def said(number: signal.Signals) -> bytes:
     """What the first signal is answered."""
     return f"\n{number.name}: this step is finished and saved first; a second signal stops at once\n".encode()

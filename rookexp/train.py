@@ -10,8 +10,6 @@ from rookexp import door
 from rookexp.errors import ConfigError, RunPruned
 from rookexp.run_info import TRIAL
 
-OF_REFERENCE = ("grpo.kl_type=", "grpo.kl_placement=")  # what is about the divergence from the reference
-
 
 def main() -> None:
     """The door: composes the config, then trains."""
@@ -41,7 +39,7 @@ def train(config: dict[str, Any], run_folder: Path) -> None:
             # An earlier seed has shown that the point is not worth it, or this run is resumed by hand.
             print(f"{run_folder}: given up by its sweep ({reason}); to train on, delete {TRIAL} in it and resume")
             return
-        from rookexp import build, dry_run, hub, kept, session  # torch comes with them; --help does without
+        from rookexp import across, build, dry_run, hub, kept, session  # torch comes with them; --help does without
 
         run = build.check_config(config)
         if config["hardware"].get("grow") == "batch" and (trial is not None or door.in_a_sweep()):
@@ -52,10 +50,9 @@ def train(config: dict[str, Any], run_folder: Path) -> None:
         if config["resume"] is not None:
             config = hub.as_before(config, Path(config["resume"]), door.typed())
             kept.refuse_other(Path(config["resume"]), config, swept=trial is not None)
+        for text, why in across.idle(config, door.typed()):
+            print(f"note: {text} {why}", flush=True)
         training = build.build_training(config, run_folder)
-        if getattr(training.trainer.objective, "reference", None) is None:
-            for text in (each for each in door.typed() if each.startswith(OF_REFERENCE)):
-                print(f"note: {text} changes nothing: the KL coefficient stays 0; kl=fixed has one")
         with suppress(RunPruned):  # its folder says so
             session.train(training, config, run_folder, trial)
 

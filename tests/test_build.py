@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rookexp import asking, build, tokenizers
+from rookexp import across, asking, build, tokenizers
 from rookexp.errors import ConfigError, DataError
 from rookexp.generate import Sampling
 from rookexp.types import Prompt
@@ -39,18 +39,18 @@ def test_a_document_may_fill_every_position_and_have_its_end_beyond() -> None:
 
 
 def test_a_step_has_as_many_minibatches_as_rows_at_most() -> None:
-    build.check_rows({"prompts_per_step": 3, "group_size": 4, "minibatches": 12})
+    across.check_rows({"prompts_per_step": 3, "group_size": 4, "minibatches": 12})
     with pytest.raises(ConfigError, match=r"grpo\.minibatches=13: allowed: at most the 12 rows of a step"):
-        build.check_rows({"prompts_per_step": 3, "group_size": 4, "minibatches": 13})
+        across.check_rows({"prompts_per_step": 3, "group_size": 4, "minibatches": 13})
 
 
 def test_a_way_back_after_the_last_step_is_refused() -> None:
     for reference in ({"at": 3}, {"every": 9}, {}):
-        build.check_moment(reference, 3)
+        across.check_moment(reference, 3)
     with pytest.raises(
         ConfigError, match=r"reference\.at=4: it would never come: the run ends with steps=3; allowed: 1 to 3"
     ):
-        build.check_moment({"at": 4}, 3)
+        across.check_moment({"at": 4}, 3)
 
 
 def test_completions_that_no_prompt_leaves_room_for_are_refused() -> None:

@@ -183,8 +183,19 @@ def test_a_reader_who_has_gone_does_not_keep_the_files_from_being_written(tmp_pa
     words = [sys.executable, "-m", "rookexp.compare", str(tmp_path / "s"), "--out", str(tmp_path / "out")]
     ended = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
-    assert ended.stderr == ""
+    assert (ended.returncode, ended.stderr) == (141, "")
     assert (tmp_path / "out" / "compare.html").is_file()
+
+
+def test_ctrl_c_is_a_status_and_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: object, **values: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(points, "compare", interrupted)
+    monkeypatch.setattr(sys, "argv", ["compare", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        compare.main()
+    assert ended.value.code == 130
 
 
 def test_a_file_gets_plain_text_whatever_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,8 +146,12 @@ def test_a_full_disk_is_one_line(enter: Any, capfd: pytest.CaptureFixture[str]) 
     assert said.count("\n") == 1
 
 
-def test_who_stops_reading_is_no_error(tmp_path: Path, root: Path) -> None:
-    words = [sys.executable, "-m", "rookexp.train", "--cfg", "job"]
+LATE = "from rookexp import door; door.enter(lambda config, folder: print('not written before the end'), 'uci')"
+
+
+@pytest.mark.parametrize("words", [["-m", "rookexp.train", "--cfg", "job"], ["-c", LATE]])
+def test_who_stops_reading_is_no_error(words: list[str], tmp_path: Path, root: Path) -> None:
+    words = [sys.executable, *words]
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(words, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(root)}, **pipe) as door_process:
         assert door_process.stdout is not None
@@ -165,11 +169,17 @@ def test_what_is_refused_or_only_looked_at_leaves_no_folder(
         monkeypatch.setattr(sys, "argv", ["train", *line.split()])
         with suppress(SystemExit):
             train.main()
-        assert not list(tmp_path.glob("outputs/*/*")), line
+        assert not list(tmp_path.iterdir()), line
     monkeypatch.setattr(sys, "argv", ["doctor", "debug=fast"])
     with suppress(SystemExit):
         doctor.main()
-    assert not list(tmp_path.glob("outputs/*/*")), "of a self-check"
+    assert not list(tmp_path.iterdir()), "of a self-check"
+    (tmp_path / "kept").mkdir()
+    monkeypatch.setattr(sys, "argv", ["train", "optim.lr=-1", f"hydra.run.dir={tmp_path}/kept/run"])
+    monkeypatch.chdir(tmp_path / "kept")
+    with suppress(SystemExit):
+        train.main()
+    assert not list((tmp_path / "kept").iterdir()), "and the folder where it was typed stays"
     (tmp_path / "empty").mkdir()
     door.leave_no_empty(tmp_path / "empty")
     assert not (tmp_path / "empty").exists()

@@ -30,7 +30,7 @@ FLOORS = {
     **dict.fromkeys(["measures", "points", "curves", "wording", "boards", "page", "page_tables"], 4),
     **dict.fromkeys(["answers", "exam", "exam_page", "kinds"], 4),
     **dict.fromkeys(["composing", "mistakes", "door", "recipes", "resume", "labels", "nodes", "asking", "build"], 5),
-    **dict.fromkeys(["kept", "session", "hub"], 5),
+    **dict.fromkeys(["kept", "session", "hub", "across"], 5),
     **dict.fromkeys(["train", "data", "pretrain", "evaluate", "doctor", "compare", "export", "uci"], 5),
     **dict.fromkeys(["sweep", "dry_run", "bench", "benchmark"], 5),
 }

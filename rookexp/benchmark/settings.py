@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Len, Lt, MinLen
 
-from rookexp import build, check
+from rookexp import across, build, check
 from rookexp.errors import ConfigError
 
 GROUPS = ("grpo", "loss", "baseline", "kl", "reference", "optim", "hardware")
@@ -70,7 +70,7 @@ def checked(config: Mapping[str, Any]) -> Bench:
     shortest, longest = asked.prompt_tokens
     if shortest > longest:
         raise check.refusal("prompt_tokens", list(asked.prompt_tokens), "allowed: the shorter number first")
-    build.check_rows(config["grpo"])
+    across.check_rows(config["grpo"])
     group = config["grpo"]["group_size"]
     if "scaling" in asked.parts and any(rows % group for rows in asked.scaling_rows):
         allowed = f"allowed: multiples of grpo.group_size={group}"

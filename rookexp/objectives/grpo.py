@@ -217,11 +217,7 @@ class GRPO:
         if not self.baseline.by_stage:
             paid = returns.at_last_token(scores.rewards.to(kept.device), rollouts.mask)
         elif scores.stages is None:
-            raise ConfigError(
-                f"baseline={type(self.baseline).__name__} with reward={type(self.source.reward).__name__}: it compares "
-                "stages, and the reward does not say where in a completion it is earned; choose reward=policy, engine "
-                "or rookworld, or baseline=group_mean"
-            )
+            raise returns.no_stages(self.baseline, self.source.reward)
         else:
             stage = self.source.stages(rollouts, scores.stages)
             paid = returns.at_stages(scores.stages, stage, rollouts.mask)

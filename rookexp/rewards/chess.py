@@ -84,6 +84,8 @@ class PolicyReward(PJudged):
     Source: the engine reward of the RookWorld TRL project, without its order bonus and with bounded mates.
     """
 
+    staged = True
+
     def __init__(
         self, *, best: Annotated[float, Ge(0)], candidates: Annotated[float, Ge(0)], evals: Annotated[float, Ge(0)]
     ) -> None:

@@ -27,6 +27,8 @@ class EngineReward:
     Source: the engine reward of the RookWorld TRL project, without its order bonus and with bounded mates.
     """
 
+    staged = True
+
     def __init__(
         self,
         *,

@@ -12,7 +12,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rookexp import composing, door, recipes
+from rookexp import across, composing, door, recipes
 from rookexp.errors import ConfigError
 from rookexp.sweep.space import Listed, Point, Scalar, Space
 
@@ -32,15 +32,20 @@ def refuse_wrong_values(space: Space, config: DictConfig, context: HydraContext,
     """Refuses a space with a value that no point makes a configuration of, as one that is misspelt.
 
     Points may still fail, where values do not go together. Of an interval its ends are tried. `check`: what the task
-    refuses a configuration by.
+    refuses a configuration by. What varies and can act in none of the points tried is said.
     Raises: what the value raised in the first point with it.
     """
+
+    varied = [f"{param.key}={param.declared}" for param in space.params]
+    idle: list[dict[str, str]] = []
 
     def error_of(point: Point) -> Exception | None:
         try:
             composed = context.config_loader.load_sweep_config(config, settled(space.job(point), config))
             if check is not None:
-                check(resolved(composed))
+                job = resolved(composed)
+                check(job)
+                idle.append(dict(across.idle(job, varied)))
         except (HydraException, OmegaConfBaseException, ConfigError) as error:
             return error
         return None
@@ -62,6 +67,9 @@ def refuse_wrong_values(space: Space, config: DictConfig, context: HydraContext,
     if left:
         key, value = next(iter(left))
         raise (error_of({**good, key: value}) if good else None) or errors[key, value]
+    for text, why in idle[0].items() if idle else ():
+        if all(text in each for each in idle):
+            print(f"note: {text} {why}; points that differ in it alone are one and the same run", flush=True)
 
 
 def candidates(

@@ -1,0 +1,128 @@
+"""What is typed and cannot act is said: of a run before it is built, of a sweep where no point of it makes it act."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_config import compose
+from test_session import TINY
+
+from rookexp import across, asking, build, losses, train
+from rookexp.errors import ConfigError
+from rookexp.types import Scores
+
+ONE = "changes nothing: each batch has one update, where every ratio is 1; grpo.minibatches=2 makes two"
+LATE = "changes nothing: the KL coefficient stays 0 for kl.warmup=20 steps, and the run has "
+NO_KL = "changes nothing: the KL coefficient stays 0; kl=fixed has one"
+
+SAID = {
+    "loss.clip_low=0.1": ONE,
+    "loss=cispo ++loss.clip_high=2": ONE,
+    "loss=gmpo loss.log_clip=1": ONE,
+    "loss=sapo loss.tau_positive=2": ONE,
+    "loss.clip_low=0.1 grpo.minibatches=2": "",
+    "loss.clip_low=0.1 grpo.inner_epochs=2": "",
+    "loss=gspo": "",
+    "kl=none grpo.kl_type=k2": NO_KL,
+    "kl=fixed kl.coef=0 grpo.kl_placement=reward": NO_KL,
+    "kl=none reference=ema reference.decay=0.5": NO_KL,
+    "kl=anneal kl.start_coef=0 kl.end_coef=0 grpo.kl_type=k2": NO_KL,
+    "kl=anneal kl.end_coef=0 grpo.kl_type=k2": "",
+    "kl=adaptive grpo.kl_type=k2": "",
+    "grpo.kl_type=k2": "",
+    "steps=20 kl=warmup kl.warmup=20": LATE + "20",
+    "steps=5 kl.coef=0.5": LATE + "5",
+    "steps=21 kl.coef=0.5": "",
+    "steps=5 kl.coef=0.5 kl.shape=linear": "",
+    "steps=5 kl.coef=0.5 kl.unit=tokens": "",
+    "kl=fixed steps=5 kl.coef=0.5": "",
+    "steps=20 optim.schedule.warmup_steps=40": "is more than steps=20: the rate ends at 50% of optim.lr",
+    "steps=20 optim.schedule.warmup_steps=20": "",
+    "grpo.max_resamples=3": "changes nothing with grpo.dead_groups=kept; resampled asks again",
+    "grpo.max_resamples=3 grpo.dead_groups=resampled": "",
+    "baseline=dr_grpo baseline.std_floor=0.1": "changes nothing with baseline.std=none: nothing is divided",
+    "baseline.std_floor=0.1": "",
+}
+
+
+@pytest.mark.parametrize("words", SAID)
+def test_what_cannot_act_is_said(words: str) -> None:
+    typed = words.split()
+    found = list(across.idle(compose(*typed), typed))
+    assert found == ([(typed[-1], SAID[words])] if SAID[words] else [])
+
+
+@pytest.mark.parametrize("name", ["Clip", "DualClip", "Cispo", "Gspo", "GspoToken", "Luspo", "Gmpo", "Sapo", "Vespo"])
+def test_with_one_update_no_value_of_a_loss_changes_its_gradient(name: str) -> None:
+    keys: dict[str, tuple[dict[str, float], dict[str, float]]] = {
+        "DualClip": (
+            {"clip_low": 0.1, "clip_high": 0.1, "dual_clip": 2.0},
+            {"clip_low": 0.3, "clip_high": 1.0, "dual_clip": 9.0},
+        ),
+        "Gmpo": ({"log_clip": 0.1}, {"log_clip": 2.0}),
+        "Sapo": ({"tau_positive": 0.5, "tau_negative": 0.7}, {"tau_positive": 3.0, "tau_negative": 2.0}),
+        "Vespo": (
+            {"k_positive": 1.0, "lambda_positive": 2.0, "k_negative": 1.0, "lambda_negative": 3.0},
+            {"k_positive": 3.0, "lambda_positive": 1.0, "k_negative": 2.0, "lambda_negative": 1.0},
+        ),
+    }  # fmt: skip
+    gradients = []
+    for values in keys.get(name, ({"clip_low": 0.1, "clip_high": 0.1}, {"clip_low": 0.5, "clip_high": 2.0})):
+        logprobs = torch.tensor([-0.3, -1.0, -2.0, -0.1], requires_grad=True)
+        loss: Any = getattr(losses, name)(**values)
+        advantages, row = torch.tensor([1.0, 1.0, -2.0, -2.0]), torch.tensor([0, 0, 1, 1])
+        (gradient,) = torch.autograd.grad(loss(logprobs, logprobs.detach(), advantages, row).sum(), logprobs)
+        gradients.append(gradient)
+    torch.testing.assert_close(*gradients)
+
+
+def test_a_run_and_a_sweep_say_it_once_before_they_begin(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quiet_logging: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def said_by(line: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["train", *line.split()])
+        train.main()
+        return capfd.readouterr().out
+
+    line = f"debug=fast {TINY} steps=1"
+    said = said_by(f"{line} loss.clip_low=0.1")
+    assert said.index(f"note: loss.clip_low=0.1 {ONE}\n") < said.index("M parameters in fp32")
+    once = f"note: loss.clip_low=0.1,0.3 {ONE}; points that differ in it alone are one and the same run\n"
+    assert said_by(f"-m sweep=grid {line} loss.clip_low=0.1,0.3").startswith(once)
+    mixed = f"-m sweep=grid {line} sweep.study_name=b loss.clip_low=0.1,0.3 grpo.inner_epochs=1,2"
+    assert "one and the same run" not in said_by(mixed)
+
+
+class Own:
+    """A reward of a user's own, of which nobody knows."""
+
+    def score(self, prompts: Any, texts: Any) -> Scores:
+        return Scores(torch.zeros(len(texts)), {})
+
+
+REFUSED = ("binary", "combined", "continuous", "self_consistency", "dataset", "a_exact")
+
+
+def test_a_baseline_of_stages_is_refused_beside_a_reward_without_before_a_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    loaded: list[str] = []
+
+    def load(*args: Any, **values: Any) -> None:
+        loaded.append("a model")
+        raise ConfigError("loaded")
+
+    monkeypatch.setattr(build, "load_policy", load)
+    for reward in (*REFUSED, "policy", "rookworld"):
+        config = compose("baseline=process", f"reward={reward}")
+        refused = "it compares stages, and the reward does not say" if reward in REFUSED else "loaded"
+        with pytest.raises(ConfigError, match=refused):
+            build.build_training(config, tmp_path)
+    assert len(loaded) == 2
+    assert asking.may_have_stages(Own())
