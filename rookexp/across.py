@@ -36,10 +36,11 @@ def idle(config: Config, typed: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _one_update(flat: Flat) -> str | None:
-    ours = str(flat.get("loss._target_")).startswith("rookexp.losses.")
-    if not ours or (flat.get("grpo.inner_epochs"), flat.get("grpo.minibatches")) != (1, 1):
+    module, _, loss = str(flat.get("loss._target_")).rpartition(".")
+    alike = module == "rookexp.losses" and loss != "Luspo"  # whose rows weigh as their lengths
+    if not alike or (flat.get("grpo.inner_epochs"), flat.get("grpo.minibatches")) != (1, 1):
         return None
-    return "changes nothing: each batch has one update, where every ratio is 1; grpo.minibatches=2 makes two"
+    return "changes no gradient: each batch has one update, where every ratio is 1; grpo.minibatches=2 makes two"
 
 
 def _no_reference(flat: Flat) -> str | None:
@@ -74,7 +75,7 @@ def _undivided(flat: Flat) -> str | None:
 
 # How a key begins, and when it cannot act.
 IDLE: dict[tuple[str, ...], Callable[[Flat], str | None]] = {
-    ("loss.",): _one_update,
+    ("loss",): _one_update,
     ("grpo.kl_type", "grpo.kl_placement", "reference."): _no_reference,
     ("kl.coef", "kl.warmup"): _late_penalty,
     ("optim.schedule.warmup_steps",): _late_rate,

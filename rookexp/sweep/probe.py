@@ -69,7 +69,7 @@ def refuse_wrong_values(space: Space, config: DictConfig, context: HydraContext,
         raise (error_of({**good, key: value}) if good else None) or errors[key, value]
     for text, why in idle[0].items() if idle else ():
         if all(text in each for each in idle):
-            print(f"note: {text} {why}; points that differ in it alone are one and the same run", flush=True)
+            print(f"note: {text} {why}; points that differ in it alone are the same but for rounding", flush=True)
 
 
 def candidates(
