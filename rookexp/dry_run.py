@@ -97,9 +97,8 @@ def phases(table: Table, task: Any, seen: Sequence[tuple[int, tuple[Prompt, ...]
     """A line a phase: its steps and what they ask."""
     rows = task.table() if isinstance(task, Phases) else [("the task", 0, steps)]
     for name, start, end in rows:
-        kinds = Counter(prompt.task for step, prompts in seen if start <= step < end for prompt in prompts)
-        total = kinds.total()
-        shares = ", ".join(f"{kind} {100 * count / total:.1f} %" for kind, count in sorted(kinds.items()))
+        counts = Counter(prompt.task for step, prompts in seen if start <= step < end for prompt in prompts)
+        shares = ", ".join(f"{kind} {100 * n / counts.total():.1f} %" for kind, n in sorted(counts.items()))
         table.line("phase", f"{name}: steps {start + 1} to {end}, {shares}")
     if isinstance(task, Phases):
         never = list(task.phases)[len(rows) :]

@@ -1,9 +1,10 @@
-"""Files that appear whole: a reader sees what was there before, or all of what is new."""
+"""Files that appear whole: a reader sees what was there before, or all of what is new; and JSON objects read back."""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -55,6 +56,22 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 def text_of(lines: Iterable[str]) -> str:
     """The lines as a file has them, each with its end."""
     return "".join(f"{line}\n" for line in lines)
+
+
+def read_object(path: Path, remedy: str) -> dict[str, Any]:
+    """The object of a JSON file; {} where there is no such file.
+
+    Raises: DataError, which ends with the remedy, for a damaged one.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise DataError(f"{path}: no JSON ({error}); {remedy}") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{path}: no JSON object; {remedy}")
+    return found
 
 
 def csv_of(rows: Sequence[Mapping[str, Any]], *, nan: str) -> str:

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rookexp import check
-from rookexp.errors import ConfigError, DataError, Reconfigured
+from rookexp.errors import ConfigError, Reconfigured
 from rookexp.evaluation import Greedy
-from rookexp.files import write_atomic
+from rookexp.files import read_object, write_atomic
 from rookexp.generate import Sampling
 from rookexp.hardware import GIB, Hardware, Memory
 from rookexp.objectives.likelihood import Documents
@@ -236,14 +236,7 @@ def read_profile(folder: Path) -> dict[str, Any]:
 
     Raises: DataError where it is damaged.
     """
-    path = folder / PROFILE
-    try:
-        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except ValueError as error:
-        raise DataError(f"{path}: damaged ({error}); restore it, or delete it to have all sizes tried again") from error
-    if not isinstance(found, dict):
-        raise DataError(f"{path}: damaged (no mapping); restore it, or delete it to have all sizes tried again")
-    return found
+    return read_object(folder / PROFILE, "restore it, or delete it to have all sizes tried again")
 
 
 def refuse_another_batch(hardware: Hardware, prompts: int, folder: Path) -> None:

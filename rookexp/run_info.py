@@ -16,8 +16,7 @@ from typing import Any
 
 import yaml
 
-from rookexp.errors import DataError
-from rookexp.files import write_atomic
+from rookexp.files import read_object, write_atomic
 
 PACKAGES = (
     "rookexp", "torch", "numpy", "safetensors", "tokenizers", "huggingface-hub", "hydra-core", "omegaconf", "optuna",
@@ -55,14 +54,7 @@ def read_info(folder: Path) -> dict[str, Any]:
 
     Raises: DataError for a damaged one.
     """
-    path = folder / INFO
-    try:
-        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        if not isinstance(found, dict):
-            raise ValueError("not an object")
-    except ValueError as error:
-        raise DataError(f"{path}: no JSON ({error}); delete it") from error
-    return found
+    return read_object(folder / INFO, "delete it")
 
 
 def whereabouts(folder: Path) -> tuple[str, str | None, list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -190,6 +190,11 @@ def following(flats: Sequence[Mapping[str, Any]]) -> set[str]:
     """
     named = {key for each in flats for key in each if key.endswith(f".{SEED}")}
     return {key for key in named if all(each[key] == each.get(SEED) for each in flats if key in each)}
+
+
+def within(key: str, groups: Collection[str]) -> bool:
+    """Whether a dotted key is one of these, or below one."""
+    return any(key == group or key.startswith(f"{group}.") for group in groups)
 
 
 def told(key: str) -> bool:

@@ -13,7 +13,7 @@ from typing import IO, Annotated, Any
 from annotated_types import Ge
 
 from rookexp.errors import DataError
-from rookexp.files import write_atomic
+from rookexp.files import read_object, write_atomic
 from rookexp.run_info import HIDDEN, SECRET, plain
 
 METRICS = "metrics.jsonl"
@@ -183,16 +183,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
     Raises: DataError where it is no JSON object.
     """
-    path = folder / SUMMARY
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise DataError(f"{path}: no JSON ({error}); delete it") from error
-    if not isinstance(found, dict):
-        raise DataError(f"{path}: no JSON object; delete it")
-    return found
+    return read_object(folder / SUMMARY, "delete it")
 
 
 def run_id(folder: Path) -> str:

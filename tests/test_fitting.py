@@ -583,7 +583,7 @@ def test_a_run_that_has_grown_goes_on_with_its_batch(
 @pytest.mark.parametrize("text", ['{"asked"', "[]", ""])
 def test_a_damaged_profile_is_one_line(text: str, tmp_path: Path) -> None:
     (tmp_path / fitting.PROFILE).write_text(text, encoding="utf-8")
-    with pytest.raises(DataError, match=r"memory_profile\.json: damaged .*; restore it, or delete it"):
+    with pytest.raises(DataError, match=r"memory_profile\.json: no JSON.*; restore it, or delete it"):
         fitting.read_profile(tmp_path)
 
 
