@@ -11,16 +11,29 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
 
-from rookexp import across, aggregation, asking, check, chess_text, fitting, kept, kl, nodes, run_info, runs, session
+from rookexp import (
+    across,
+    aggregation,
+    asking,
+    check,
+    chess_text,
+    fitting,
+    kl,
+    nodes,
+    resume_checks,
+    run_info,
+    runs,
+    session,
+)
 from rookexp.errors import ConfigError, DataError
 from rookexp.exam import Exam
 from rookexp.generate import Sampling
 from rookexp.hardware import Hardware
 from rookexp.heldout import read_documents
-from rookexp.kinds import ALLOWED, changed, own_lengths, own_sampling, shared_sampling
 from rookexp.models import weights
 from rookexp.nodes import Config, make, without
 from rookexp.objectives import likelihood
+from rookexp.per_task_sampling import ALLOWED, changed, own_lengths, own_sampling, shared_sampling
 from rookexp.policies import Pretrained, doubts
 from rookexp.rehearsal import Subject
 from rookexp.returns import no_stages
@@ -107,7 +120,7 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
     grpo, hardware = config["grpo"], make(config["hardware"])
     if start.checkpoint is not None:
         fitting.refuse_another_batch(hardware, grpo["prompts_per_step"], run_folder)
-    kept.tell_other_hardware(run_folder, config["hardware"].get("precision"), kept.computed(hardware))
+    resume_checks.tell_other_hardware(run_folder, config["hardware"].get("precision"), resume_checks.computed(hardware))
     reward, baseline = asking.asked_of(config, "reward"), make(config["baseline"])
     if baseline.by_stage and not asking.may_have_stages(reward):
         raise no_stages(baseline, reward)
@@ -206,7 +219,7 @@ def build_pretraining(config: Config, run_folder: Path) -> session.Training:
     texts = [read_documents(file) for file in files]
     texts[1] = texts[1][: run.validation_documents]
     hardware: Hardware = make(config["hardware"])
-    kept.tell_other_hardware(run_folder, config["hardware"].get("precision"), kept.computed(hardware))
+    resume_checks.tell_other_hardware(run_folder, config["hardware"].get("precision"), resume_checks.computed(hardware))
     policy = load_policy(config, hardware)
     print(introduced(policy, hardware), flush=True)
     train, validation = (token_documents(policy, *part) for part in zip(files, texts, strict=True))

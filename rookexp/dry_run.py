@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from rookexp import asking, build, chess_text, kinds, policies
+from rookexp import asking, build, chess_text, per_task_sampling, policies
 from rookexp.errors import CheckupFailed, RookexpError
 from rookexp.models import weights
 from rookexp.nodes import Config
@@ -55,9 +55,9 @@ def run(config: Config) -> None:
     reward: Reward = asking.asked_of(config, "reward")
     for note in notes_of([task]):
         print(note)
-    shared = kinds.shared_sampling(config["grpo"])
-    own_sampling = kinds.own_sampling(task, shared)
-    own_lengths = kinds.own_lengths(own_sampling, shared)
+    shared = per_task_sampling.shared_sampling(config["grpo"])
+    own_sampling = per_task_sampling.own_sampling(task, shared)
+    own_lengths = per_task_sampling.own_lengths(own_sampling, shared)
     table = Table()
     seen = steps_of(task, own.steps)
     if len(seen) < own.steps:
@@ -71,7 +71,7 @@ def run(config: Config) -> None:
         if known := golds_of(some, reward, task):
             prompts, golds = zip(*known, strict=True)
             gold_rewards(table, kind, reward, prompts, golds)
-            limits = kinds.limits(kind, shared, own_sampling, config["eval"]["max_new_tokens"], own_lengths)
+            limits = per_task_sampling.limits(kind, shared, own_sampling, config["eval"]["max_new_tokens"], own_lengths)
             lengths(table, kind, limits, tokenizer, places, prompts, golds)
     arithmetic(table, config, own.steps, len(trained))
     if table.failed:

@@ -70,3 +70,9 @@ def lacks_memory(error: BaseException) -> bool:
     """Whether a device had no more memory; of a CPU's allocator, and of CUDA's libraries, only the message says so."""
     said = f"{type(error).__name__}: {error}"
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(w in said for w in NO_MEMORY))
+
+
+def reason_of(error: BaseException) -> str:
+    """An error as a reason: the message, behind its kind where that is not one of ours."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, RookexpError) else f"{type(error).__name__}: {text}".removesuffix(": ")

@@ -22,7 +22,7 @@ from rookexp.objectives.likelihood import Documents
 from rookexp.policies import Pretrained
 from rookexp.rewards.engine import ALL_MOVES, Lasting, Stockfish
 from rookexp.tasks import games, made, mates
-from rookexp.tasks.a_figures import environment_figures, same
+from rookexp.tasks.a_figures import environment_figures, read_gold, same
 from rookexp.tasks.figures import Figure, Figures, mean_of, ratio_of
 from rookexp.tasks.p_figures import best_moves, policy_figures
 from rookexp.track import METRICS
@@ -163,11 +163,9 @@ class Exam:
                 if gold.startswith("P: "):
                     best_moves(gold)
                 else:
-                    environment_figures([gold], [""])
-            tokens = self.tokenized(file, golds)
-            for gold in golds:
-                if not gold.startswith("P: "):
+                    read_gold(gold)
                     refuse_wrong(gold)
+            tokens = self.tokenized(file, golds)
         except DataError as error:
             raise DataError(f"{file}: {error}") from error
         self.asked += [gold for gold in golds if gold.startswith("P: ")]

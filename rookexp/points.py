@@ -180,7 +180,7 @@ def _settings(groups: Sequence[Sequence[Run]], varying: Mapping[str, tuple[Any, 
         return varying
     typed = {key: tuple(note["params"][key] for note in notes) for key in notes[0]["params"]}
     paths = [key.lstrip("+").rpartition("@")[2] for key in typed]
-    rest = {k: v for k, v in varying.items() if not any(k == path or k.startswith(f"{path}.") for path in paths)}
+    rest = {k: v for k, v in varying.items() if not runs.within(k, paths)}
     return {key: values for key, values in typed.items() if len(set(map(repr, values))) > 1} | rest
 
 

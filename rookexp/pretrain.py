@@ -15,13 +15,13 @@ def main() -> None:
 
 def pretrain(config: dict[str, Any], run_folder: Path) -> None:
     """Trains from random weights, or continues; writes checkpoints and metrics under the run's folder."""
-    from rookexp import build, hub, kept, session
+    from rookexp import build, hub, resume_checks, session
     from rookexp.sweep import job
 
     with job.at_work(run_folder):
         if config["resume"] is not None:
             config = hub.as_before(config, Path(config["resume"]), door.typed())
-            kept.refuse_other(Path(config["resume"]), config, swept=False)
+            resume_checks.refuse_other(Path(config["resume"]), config, swept=False)
         session.pretrain(build.build_pretraining(config, run_folder), config, run_folder)
 
 

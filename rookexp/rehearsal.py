@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rookexp import generate, kinds
+from rookexp import generate, per_task_sampling
 from rookexp.evaluation import Greedy
 from rookexp.objectives.grpo import GRPO
 from rookexp.objectives.rollouts import Codec
@@ -178,7 +178,9 @@ class Rehearsal:
     def limits(self, prompt: Prompt) -> dict[str, int]:
         """The keys that limit a completion of the prompt, in rollouts and evaluation, and the tokens they allow."""
         own, greedy = self.own.source, self.subject.greedy
-        return kinds.limits(prompt.task, own.sampling, own.own_sampling, greedy.max_new_tokens, greedy.own_lengths)
+        return per_task_sampling.limits(
+            prompt.task, own.sampling, own.own_sampling, greedy.max_new_tokens, greedy.own_lengths
+        )
 
     @cached_property
     def trained_on(self) -> Float[Tensor, " m"]:

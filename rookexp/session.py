@@ -15,15 +15,28 @@ from typing import Annotated, Any
 from annotated_types import Ge, MinLen
 from torch import nn
 
-from rookexp import check, checkpoint, checkup, door, fingerprints, hub, kept, mistakes, report, stop, track, verdict
+from rookexp import (
+    check,
+    checkpoint,
+    checkup,
+    door,
+    fingerprints,
+    hub,
+    mistakes,
+    report,
+    resume_checks,
+    stop,
+    track,
+    verdict,
+)
 from rookexp.errors import (
     CheckupFailed,
     ConfigError,
-    RookexpError,
     RunPruned,
     RunStopped,
     TrainingDiverged,
     VerdictFailed,
+    reason_of,
 )
 from rookexp.fitting import Finder
 from rookexp.hardware import Hardware
@@ -166,7 +179,7 @@ def assemble(
         diagnose_every=diagnose_every,
         after_step=after_step,
     )
-    return Training(trainer, tracker, start, asked, saver, finder, kept.computed(hardware))
+    return Training(trainer, tracker, start, asked, saver, finder, resume_checks.computed(hardware))
 
 
 def pretrain(training: Training, config: Mapping[str, Any], folder: Path) -> None:
@@ -310,5 +323,4 @@ def ending(error: BaseException) -> tuple[str, str]:
         return "interrupted", str(error) if isinstance(error, RunStopped) else ""
     known: dict[type, str] = {RunPruned: "pruned", TrainingDiverged: "diverged"}
     status = "interrupted" if mistakes.lacks_space(error) else known.get(type(error), "failed")
-    text = " ".join(str(error).split())
-    return status, text if isinstance(error, RookexpError) else f"{type(error).__name__}: {text}"
+    return status, reason_of(error)

@@ -39,7 +39,14 @@ def train(config: dict[str, Any], run_folder: Path) -> None:
             # An earlier seed has shown that the point is not worth it, or this run is resumed by hand.
             print(f"{run_folder}: given up by its sweep ({reason}); to train on, delete {TRIAL} in it and resume")
             return
-        from rookexp import across, build, dry_run, hub, kept, session  # torch comes with them; --help does without
+        from rookexp import (  # torch comes with them; --help does without
+            across,
+            build,
+            dry_run,
+            hub,
+            resume_checks,
+            session,
+        )
 
         run = build.check_config(config)
         if config["hardware"].get("grow") == "batch" and (trial is not None or door.in_a_sweep()):
@@ -49,7 +56,7 @@ def train(config: dict[str, Any], run_folder: Path) -> None:
             return
         if config["resume"] is not None:
             config = hub.as_before(config, Path(config["resume"]), door.typed())
-            kept.refuse_other(Path(config["resume"]), config, swept=trial is not None)
+            resume_checks.refuse_other(Path(config["resume"]), config, swept=trial is not None)
         for text, why in across.idle(config, door.typed()):
             print(f"note: {text} {why}", flush=True)
         training = build.build_training(config, run_folder)

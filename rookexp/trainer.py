@@ -12,7 +12,7 @@ from annotated_types import Ge, Gt
 from torch import Tensor, nn
 
 from rookexp import ops
-from rookexp.cores import CoreWait
+from rookexp.core_wait import CoreWait
 from rookexp.errors import ConfigError, TrainingDiverged
 from rookexp.track import Tracker
 from rookexp.types import Experience, LossTerms, Policy

@@ -13,8 +13,9 @@ import chess
 import pytest
 import tiny
 import torch
+from rewarded import p_of
 from test_doctor import World
-from test_rewards_chess import BLACK_ROW, MATED, MATES, ROWS, TWO_MOVES, WHITE_ROW, completion, gold, prompt_of
+from test_rewards_chess import BLACK_ROW, MATED, MATES, ROWS, TWO_MOVES, WHITE_ROW, completion, gold
 
 from rookexp import checkup
 from rookexp.chess_text import Annotation, Transition, pawns_to_cp, win_probability
@@ -68,7 +69,7 @@ def parts(scores: Scores) -> dict[str, list[str]]:
 
 
 def one(row: Annotation, text: str) -> dict[str, float]:
-    scores = reward().score([prompt_of(row)], [text])
+    scores = reward().score([p_of(row)], [text])
     return {"reward": scores.rewards.item()} | {name: part.item() for name, part in scores.parts.items()}
 
 
@@ -88,14 +89,14 @@ def test_an_a_prompt_is_named_with_the_reward_that_takes_it() -> None:
 
 def test_words_before_the_list_leave_no_answer() -> None:
     for before in (" 1", " x"):
-        assert parts(reward().score([prompt_of(WHITE_ROW)], [before + gold(WHITE_ROW)])) == parts(
-            reward().score([prompt_of(WHITE_ROW)], [""])
+        assert parts(reward().score([p_of(WHITE_ROW)], [before + gold(WHITE_ROW)])) == parts(
+            reward().score([p_of(WHITE_ROW)], [""])
         )
 
 
 def test_with_lines_alone_it_is_the_reward_of_the_annotation() -> None:
     rows = [WHITE_ROW, BLACK_ROW, TWO_MOVES, MATES, MATED]
-    prompts = [prompt_of(row) for row in rows]
+    prompts = [p_of(row) for row in rows]
     texts = [
         text
         for row in rows
@@ -157,16 +158,16 @@ def test_joint_order_of_moves_and_evals_is_nothing(count: int) -> None:
     pairs = [("a2a3", 3), ("e2e4", 40), ("b1a3", -7), ("f2f3", -300), ("h2h4", 12), ("c2c4", 99)][:count]
     orders = list(itertools.permutations(pairs))[:: 1 if count == 4 else 29]
     texts = [listing(*zip(*order, strict=True)) for order in orders]
-    columns = parts(reward().score([prompt_of(WHITE_ROW)], texts))
+    columns = parts(reward().score([p_of(WHITE_ROW)], texts))
     assert {name: len(set(column)) for name, column in columns.items()} == dict.fromkeys(columns, 1)
 
 
 def test_a_batch_is_worth_what_its_completions_are_worth_alone() -> None:
     texts = [listing(["a2a3", "e2e4"], [5, 6]), listing(["h2h4"], [9]), gold(WHITE_ROW), listing(["b1a3"], [1])]
     rows = [WHITE_ROW, BLACK_ROW]
-    both = parts(reward().score([prompt_of(row) for row in rows], texts[:3] + [gold(BLACK_ROW)] * 3))
-    alone = [parts(reward().score([prompt_of(WHITE_ROW)], [text])) for text in texts[:3]]
-    alone += [parts(reward().score([prompt_of(BLACK_ROW)], [gold(BLACK_ROW)]))] * 3
+    both = parts(reward().score([p_of(row) for row in rows], texts[:3] + [gold(BLACK_ROW)] * 3))
+    alone = [parts(reward().score([p_of(WHITE_ROW)], [text])) for text in texts[:3]]
+    alone += [parts(reward().score([p_of(BLACK_ROW)], [gold(BLACK_ROW)]))] * 3
     assert both == {name: [each[name][0] for each in alone] for name in both}
 
 
@@ -174,7 +175,7 @@ def test_a_batch_is_worth_what_its_completions_are_worth_alone() -> None:
 
 
 def test_a_step_asks_for_positions_and_then_once_for_all_moves_that_are_new() -> None:
-    pool, prompts = Told(), [prompt_of(WHITE_ROW), prompt_of(TWO_MOVES)]
+    pool, prompts = Told(), [p_of(WHITE_ROW), p_of(TWO_MOVES)]
     judged = reward(pool)
     judged.prepare(prompts)
     start, other = (position_of(chess.Board(row.fen)) for row in (WHITE_ROW, TWO_MOVES))
@@ -193,11 +194,11 @@ def test_a_step_asks_for_positions_and_then_once_for_all_moves_that_are_new() ->
 
 def test_lines_of_the_annotation_are_not_read() -> None:
     text = listing(["a2a3", "e2e4"], [-15, 56])
-    asked = prompt_of(WHITE_ROW)
+    asked = p_of(WHITE_ROW)
     nothing = replace(asked, answer=Annotation(WHITE_ROW.fen, (), ()))
     assert parts(reward().score([asked], [text])) == parts(reward().score([nothing], [text]))
     assert reward().gold(nothing) == gold(WHITE_ROW)
-    assert reward().gold(prompt_of(BLACK_ROW, padded=True)) == gold(BLACK_ROW, padded=True)
+    assert reward().gold(p_of(BLACK_ROW, padded=True)) == gold(BLACK_ROW, padded=True)
 
 
 @pytest.mark.parametrize("fen", ["no position", "8/8/8/8/8/8/8/8 w - - 0 1", "7k/5Q2/6K1/8/8/8/8/8 b - - 0 1"])
@@ -261,13 +262,13 @@ def pool(tmp_path: Path) -> Iterator[EnginePool]:
 @pytest.mark.engine
 def test_with_stockfish_gold_is_one_and_every_move_has_a_value(pool: EnginePool) -> None:
     judged = reward(pool)
-    prompts = [prompt_of(replace(row, moves=(), evals_cp=())) for row in ROWS]
+    prompts = [p_of(replace(row, moves=(), evals_cp=())) for row in ROWS]
     golds = [judged.gold(prompt) for prompt in prompts]
     assert judged.score(prompts, golds).rewards.tolist() == [1.0] * len(ROWS)
     (value,) = pool.analyse([Question(position_of(chess.Board()), "f2f3")])[0]
     assert value.eval_cp < -20
     right, wrong = (listing(["f2f3"], [cp]) for cp in (pawns_to_cp(value.eval_cp / 100), 100))
-    evals = judged.score([prompt_of(WHITE_ROW)], [right, wrong]).parts["evals"]
+    evals = judged.score([p_of(WHITE_ROW)], [right, wrong]).parts["evals"]
     assert evals[0] == 1.0
     assert evals[1] < 0
-    assert torch.equal(judged.score([prompt_of(WHITE_ROW)], [right, wrong]).parts["evals"], evals)
+    assert torch.equal(judged.score([p_of(WHITE_ROW)], [right, wrong]).parts["evals"], evals)

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "rookexp"
 FLOORS = {
     **dict.fromkeys(["__init__", "types", "errors"], 0),
     **dict.fromkeys(["ops", "returns", "schedule", "chess_text", "check", "verdict", "statistics"], 1),
-    **dict.fromkeys(["draw", "lookup", "shares", "cores", "files"], 1),
+    **dict.fromkeys(["draw", "lookup", "shares", "core_wait", "files"], 1),
     **dict.fromkeys(["losses", "aggregation", "kl", "coefficients", "baselines", "shaping", "reference"], 2),
     **dict.fromkeys(["generate", "tokenizers", "optim", "models", "tasks", "rewards"], 2),
     **dict.fromkeys(["objectives", "evaluation"], 3),
@@ -28,9 +28,9 @@ FLOORS = {
     **dict.fromkeys(["model_card", "player", "uci_protocol"], 4),
     **dict.fromkeys(["wandb_tracker", "tensorboard_tracker", "trackio_tracker", "environment"], 4),
     **dict.fromkeys(["measures", "points", "curves", "wording", "boards", "page", "page_tables"], 4),
-    **dict.fromkeys(["answers", "exam", "exam_page", "kinds"], 4),
+    **dict.fromkeys(["answers", "exam", "exam_page", "per_task_sampling"], 4),
     **dict.fromkeys(["composing", "mistakes", "door", "recipes", "resume", "labels", "nodes", "asking", "build"], 5),
-    **dict.fromkeys(["kept", "session", "hub", "across"], 5),
+    **dict.fromkeys(["resume_checks", "session", "hub", "across"], 5),
     **dict.fromkeys(["train", "data", "pretrain", "evaluate", "doctor", "compare", "export", "uci"], 5),
     **dict.fromkeys(["sweep", "dry_run", "bench", "benchmark"], 5),
 }

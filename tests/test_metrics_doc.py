@@ -15,7 +15,7 @@ from rewarded import BLACK_ROW, WHITE_ROW, a_prompts, option, p_of
 from tiny import EOT, LETTERS, Ask, Letters, Record, Vowels, grpo, policy, trainer
 
 from rookexp import kl, losses, returns
-from rookexp.cores import CoreWait
+from rookexp.core_wait import CoreWait
 from rookexp.evaluation import Greedy
 from rookexp.health import SYMPTOMS
 from rookexp.objectives.likelihood import Documents, NextToken

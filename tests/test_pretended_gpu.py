@@ -37,7 +37,7 @@ WAITS = "waits"
 UPDATE = {  # waits of an update with one micro-batch
     "trainer.update": 1,
     "types.predicting": 1,
-    "places.completions_of": 2,
+    "completion_positions.completions_of": 2,
     "shared_prefix.__init__": 2,  # the policy's and the reference's
     "trainer._optimizer_step": 1,
     "trainer._means": 1,

@@ -20,7 +20,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from rookexp import door, kept, pretrain, resume, run_info, session, train, verdict
+from rookexp import door, pretrain, resume, resume_checks, run_info, session, train, verdict
 from rookexp.errors import ConfigError, NotSaved
 from rookexp.stop import Stop
 from rookexp.sweep import job
@@ -213,19 +213,19 @@ def test_a_run_that_goes_on_is_measured_as_before(
 
 
 def test_data_and_package_may_lie_elsewhere() -> None:
-    assert kept._same("task.positions", "mine.jsonl", "/elsewhere/mine.jsonl")
-    assert not kept._same("eval.positions", "mine.jsonl", "/elsewhere/other.jsonl")
-    assert kept._same("eval.positions.P", "mine.jsonl", "/elsewhere/mine.jsonl")
-    assert kept._same("model.path", "/one/rookexp/assets/rook_nano", "/other/rookexp/assets/rook_nano")
-    assert not kept._same("model.path", "/run/step-000001/model", "/run/step-000002/model")
+    assert resume_checks._same("task.positions", "mine.jsonl", "/elsewhere/mine.jsonl")
+    assert not resume_checks._same("eval.positions", "mine.jsonl", "/elsewhere/other.jsonl")
+    assert resume_checks._same("eval.positions.P", "mine.jsonl", "/elsewhere/mine.jsonl")
+    assert resume_checks._same("model.path", "/one/rookexp/assets/rook_nano", "/other/rookexp/assets/rook_nano")
+    assert not resume_checks._same("model.path", "/run/step-000001/model", "/run/step-000002/model")
 
 
 def test_phases_and_sampling_do_not_change_what_is_measured() -> None:
     before = {"task.order": "epochs", "task.tasks.P.order": "fixed"}
     keys = ("task.total_steps", "task.steps", "task.prompts", "task.sampling.P.temperature", "reward.engine.processes")
-    assert not [key for key in keys if kept._measures(key, before)]
-    assert kept._measures("task.sampling.P.max_new_tokens", before)
-    assert kept._measures("task.tasks.P.prompts", before)
+    assert not [key for key in keys if resume_checks._measures(key, before)]
+    assert resume_checks._measures("task.sampling.P.max_new_tokens", before)
+    assert resume_checks._measures("task.tasks.P.prompts", before)
 
 
 def test_what_fails_before_a_step_leaves_a_finished_run_as_it_was(

@@ -19,11 +19,11 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from rookexp import measures, runs, statistics, wording
 from rookexp.errors import DataError, TrainingDiverged
 from rookexp.points import Point
-from rookexp.sweep import outcome, results, standing
+from rookexp.sweep import outcome, ranking, results
 from rookexp.sweep.outcome import Outcome
+from rookexp.sweep.ranking import Standing
 from rookexp.sweep.settings import Settings
 from rookexp.sweep.space import Listed
-from rookexp.sweep.standing import Standing
 from rookexp.sweep.study import Plan
 
 
@@ -64,7 +64,7 @@ def test_points_are_ranked_by_the_first_objective_behind_the_constraints(directi
     made = trials((0.1,), (0.3,), (0.4,), (0.2,), (0.9,), None, excess={2: 1.0, 4: 0.1, 3: 0.0, 1: -1.0})
     assert numbers(Standing(plan(direction=direction), made).ranked) == order
     assert numbers(Standing(plan(direction=direction), made).best) == order[:1]
-    assert [standing.feasible(trial) for trial in made] == [True, True, False, True, False, True]
+    assert [ranking.feasible(trial) for trial in made] == [True, True, False, True, False, True]
     assert Standing(plan(), trials((0.1,), None, excess={0: 0.5})).best == []
 
 
@@ -78,10 +78,10 @@ def test_with_several_objectives_the_best_are_those_that_no_other_dominates() ->
 def test_a_figure_of_a_point_is_the_sweeps_statistic_over_the_seeds_that_have_it() -> None:
     known = {"0": {"gain": 0.1}, "1": {"kl": 7.0}, "2": {"gain": 0.2}, "3": {"gain": 0.9}, "4": {"gain": 0.3}}
     values = [0.1, 0.2, 0.9, 0.3]
-    assert standing.spread(plan(), known, "gain") == statistics.mean(values)
-    assert standing.spread(plan(statistic="iqm"), known, "gain") == statistics.bootstrap(values, statistics.iqm)
-    assert standing.spread(plan(statistic="iqm"), known, "gain").value == pytest.approx(0.25)
-    assert math.isnan(standing.spread(plan(), known, "entropy").value)
+    assert ranking.spread(plan(), known, "gain") == statistics.mean(values)
+    assert ranking.spread(plan(statistic="iqm"), known, "gain") == statistics.bootstrap(values, statistics.iqm)
+    assert ranking.spread(plan(statistic="iqm"), known, "gain").value == pytest.approx(0.25)
+    assert math.isnan(ranking.spread(plan(), known, "entropy").value)
 
 
 def test_a_column_has_the_last_part_of_its_key_where_no_other_ends_so() -> None:
@@ -253,7 +253,7 @@ def test_what_made_points_fail_is_not_said_to_have_no_effect(tmp_path: Path) -> 
 
 def test_a_figure_has_no_interval_beyond_what_it_can_be(tmp_path: Path) -> None:
     known = {"0": {"seconds": 1.0, "gain": 1.0}, "1": {"seconds": 9.0, "gain": 9.0}}
-    found = [standing.spread(plan(), known, name) for name in ("seconds", "gain")]
+    found = [ranking.spread(plan(), known, name) for name in ("seconds", "gain")]
     assert [(span.value, span.low < 0) for span in found] == [(5.0, False), (5.0, True)]
     dead = measures.possible("dead_groups", statistics.mean([0.9, 1.0]))
     assert (round(dead.low, 3), dead.high) == (0.315, 1.0)

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from rookexp import ops
-from rookexp.objectives.places import completions_of
+from rookexp.objectives.completion_positions import completions_of
 from rookexp.types import Experience, Policy
 
 

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from rookexp import generate, kl, losses, ops, returns, shaping
 from rookexp.coefficients import Coefficient
 from rookexp.errors import ConfigError
+from rookexp.objectives.completion_positions import completions_of
 from rookexp.objectives.critic import ValueHead
-from rookexp.objectives.places import completions_of
 from rookexp.objectives.rollout_metrics import completion_rows, rollout_metrics
 from rookexp.objectives.rollouts import Codec, RolloutSource, SamplingPolicy, Task
 from rookexp.reference import Sync

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import chess
 import torch
@@ -31,6 +31,8 @@ NO_CANDIDATES, ILLEGAL_CANDIDATE = -0.3, 0.3
 NO_EVALS, EVALS_COUNT, EVALS_ILLEGAL_MOVE, EVALS_FLOOR = -0.2, -0.4, -0.5, -1.0
 SIGN_ERROR, SIGN_MATTERS_CP = 0.4, 20
 WIN_PROBABILITY_UNIT = 0.1  # an evaluation this far off in win probability is worth nothing; 1.1 pawns at equality
+
+Number = TypeVar("Number", float, Tensor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +104,12 @@ class PolicyReward(PJudged):
         best = best_component(answer, asked.truth, asked.legal)
         candidates = candidates_component(answer, asked.truth, asked.legal)
         evals = evals_component(answer, asked.truth, asked.legal)
-        total = self.best * best + self.candidates * candidates + self.evals * evals
+        total = self.total(best, candidates, evals)
         return {"reward": clamped(total, -1.0, 1.0), "best": best, "candidates": candidates, "evals": evals}
+
+    def total(self, best: Number, candidates: Number, evals: Number) -> Number:
+        """The weighted sum of the components."""
+        return self.best * best + self.candidates * candidates + self.evals * evals
 
     def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
         """As `PJudged.score`, with the stages of each completion."""

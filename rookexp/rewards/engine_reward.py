@@ -65,8 +65,7 @@ class EngineReward:
         known = [replace(prompt, answer=truth) for prompt, truth in zip(prompts, truths, strict=True)]
         scores = self.policy.score(known, texts)
         parts = dict(scores.parts) | {"evals": torch.tensor(self._evals(known, texts))}
-        total = sum(getattr(self.policy, name) * parts[name] for name in ("best", "candidates", "evals"))
-        rewards = torch.as_tensor(total).clamp(-1.0, 1.0)
+        rewards = self.policy.total(parts["best"], parts["candidates"], parts["evals"]).clamp(-1.0, 1.0)
         for name in ("reward_white", "reward_black"):
             parts[name] = torch.where(parts[name].isnan(), parts[name], rewards)
         return Scores(rewards, parts, self.policy.stages(prompts, texts, parts))

@@ -14,7 +14,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from optuna.trial import TrialState
 
 from rookexp import measures, run_info, runs, track, verdict
-from rookexp.errors import RookexpError
+from rookexp.errors import RookexpError, reason_of
 from rookexp.files import write_atomic
 
 if TYPE_CHECKING:
@@ -87,13 +87,7 @@ def note_failure(folder: Path, result: JobReturn) -> None:
         folder.mkdir(parents=True, exist_ok=True)  # which may be why it failed
         write_atomic(folder / ERROR, text)
     if found.status not in ENDED or not (found.reason or found.status == FINISHED):
-        fail(folder, one_line(error))
-
-
-def one_line(error: BaseException) -> str:
-    """An error as a reason: the message, behind its kind where that is not one of ours."""
-    text = " ".join(str(error).split())
-    return text if isinstance(error, RookexpError) else f"{type(error).__name__}: {text}".removesuffix(": ")
+        fail(folder, reason_of(error))
 
 
 def figures(found: Outcome, plan: Plan) -> dict[str, float]:

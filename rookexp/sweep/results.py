@@ -17,7 +17,7 @@ from rookexp.files import csv_of, write_atomic
 from rookexp.report import PLAIN_WIDTH
 from rookexp.run_info import plain
 from rookexp.sweep import storage, study
-from rookexp.sweep.standing import Standing, feasible, spread
+from rookexp.sweep.ranking import Standing, feasible, spread
 from rookexp.sweep.study import Book, Plan
 
 TABLE, BEST, PAGE = "trials.csv", "optimization_results.yaml", "sweep.html"

@@ -19,10 +19,10 @@ from omegaconf.errors import OmegaConfBaseException
 from optuna.trial import FrozenTrial, TrialState
 
 from rookexp import check, composing, door, mistakes, resume, runs, track
-from rookexp.errors import ConfigError, SweepFailed, VerdictFailed
+from rookexp.errors import ConfigError, SweepFailed, VerdictFailed, reason_of
 from rookexp.files import write_atomic
 from rookexp.run_info import TRIAL, redacted
-from rookexp.sweep import job, liveness, outcome, probe, results, space, standing, study
+from rookexp.sweep import job, liveness, outcome, probe, ranking, results, space, study
 from rookexp.sweep.liveness import Worker
 from rookexp.sweep.settings import PREFIX, settings
 from rookexp.sweep.study import Book, Plan
@@ -230,19 +230,19 @@ class Sweep:
             for number, overrides in together:
                 folder = self.plan.job_folder(number)
                 if len(together) == 1:
-                    outcome.fail(folder, outcome.one_line(error))
+                    outcome.fail(folder, reason_of(error))
                 elif outcome.read(folder).status not in outcome.ENDED:
                     self.launch([(number, overrides)])
             return
         except Exception as error:  # a worker process died; which jobs did not end is in their folders
-            self.last_death = outcome.one_line(error)
+            self.last_death = reason_of(error)
             print(f"sweep {self.name}: {self.last_death}; what did not end is started again", file=sys.stderr)
             self.deaths.update(number for number, _ in together)
             return
         for (number, _), result in zip(together, returns, strict=True):
             folder = self.plan.job_folder(number)
             if result.status == JobStatus.FAILED and mistakes.lacks_space(result._return_value):
-                said = outcome.one_line(result._return_value)
+                said = reason_of(result._return_value)
                 raise SweepFailed(f"sweep {self.name}: {folder}: {said}; with more space the same command goes on")
             outcome.note_failure(folder, result)
             if outcome.read(folder).status not in outcome.ENDED:
@@ -286,7 +286,7 @@ class Sweep:
                     )
                 state, reason = TrialState.FAIL, f"seed {seed}: {name} is not a number, or was not logged{near}"
             else:
-                spread = {name: standing.spread(self.plan, known, name).value for name in names}
+                spread = {name: ranking.spread(self.plan, known, name).value for name in names}
                 values = [spread[name] for name in self.plan.settings.objectives]
                 self.book.constrain(trial, outcome.excess(self.plan, spread))
         if reason:

@@ -11,7 +11,7 @@ import chess
 import numpy as np
 
 from rookexp import chess_text
-from rookexp.chess_text import FEN_FIELDS, OUTCOMES, EnvironmentAnswer
+from rookexp.chess_text import FEN_FIELDS, OUTCOMES, EnvironmentAnswer, EnvironmentPrompt
 from rookexp.errors import DataError
 from rookexp.statistics import RESAMPLES
 from rookexp.tasks.figures import Estimate, Figure, Figures, Tally
@@ -60,13 +60,7 @@ def environment_figures(documents: Sequence[str], completions: Iterable[str]) ->
     golds: dict[str, Counter[float]] = {field: Counter() for field in ("reward", "terminated", "truncated")}
     confusion: Counter[tuple[str, str | None]] = Counter()
     for document, completion in zip(documents, completions, strict=True):
-        prompt = chess_text.parse_a_prompt(document)
-        board = None if prompt is None else chess_text.board_of(prompt.fen)
-        gold = chess_text.parse_a_completion(document.split("+", 3)[-1])
-        kind = _outcome(gold)
-        known = kind is not None and gold.valid and chess_text.board_of(gold.new_fen) is not None
-        if prompt is None or board is None or len(prompt.fen.split()) != FEN_FIELDS or kind is None or not known:
-            raise DataError(f"not an A document: {document!r}")
+        prompt, board, gold, kind = read_gold(document)
         answer = chess_text.parse_a_completion(completion)
         match = chess_text.match(answer.new_fen, gold.new_fen)
         fields.add("valid", answer.valid)
@@ -99,14 +93,27 @@ def environment_figures(documents: Sequence[str], completions: Iterable[str]) ->
     return figures | illegal.figures()
 
 
+def read_gold(document: str) -> tuple[EnvironmentPrompt, chess.Board, EnvironmentAnswer, str]:
+    """The question of an A document, its board, the answer, and the outcome that this names.
+
+    Raises: DataError for a document that is no A document.
+    """
+    prompt = chess_text.parse_a_prompt(document)
+    board = None if prompt is None else chess_text.board_of(prompt.fen)
+    gold = chess_text.parse_a_completion(document.split("+", 3)[-1])
+    kind = _outcome(gold)
+    known = kind is not None and gold.valid and chess_text.board_of(gold.new_fen) is not None
+    if prompt is None or board is None or len(prompt.fen.split()) != FEN_FIELDS or kind is None or not known:
+        raise DataError(f"not an A document: {document!r}")
+    return prompt, board, gold, kind
+
+
 def same(answer: EnvironmentAnswer, gold: EnvironmentAnswer) -> bool:
     """Whether all six fields of the FEN, the reward and both flags are given, and nothing else."""
     return chess_text.match(answer.new_fen, gold.new_fen).strict and answer == gold
 
 
-def _add_illegal(
-    tally: Tally, prompt: chess_text.EnvironmentPrompt, board: chess.Board, answer: EnvironmentAnswer
-) -> None:
+def _add_illegal(tally: Tally, prompt: EnvironmentPrompt, board: chess.Board, answer: EnvironmentAnswer) -> None:
     """An answer to an illegal move beside both oracles."""
     words = chess_text.MOVE.fullmatch(prompt.move) and prompt.move[:2] != prompt.move[2:4]
     occupied = words and board.piece_at(chess.parse_square(prompt.move[:2])) is not None

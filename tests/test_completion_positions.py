@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rookexp.objectives.places import completions_of
+from rookexp.objectives.completion_positions import completions_of
 from rookexp.types import Experience
 
 

@@ -120,16 +120,12 @@ def _trains(key: str, before: Mapping[str, Any]) -> bool:
 
 def _measures(key: str, before: Mapping[str, Any]) -> bool:
     """Whether a key decides what the evaluation asks and what that is worth."""
-    if _within(key, measures.SCORED):
+    if runs.within(key, measures.SCORED):
         return not key.endswith(ENGINES)
     task, _, last = key.rpartition(".")
     if last == "prompts" and (before.get(f"{task}.order") != "fixed" or before.get("hardware.grow") == "batch"):
         return False  # of a step, and the evaluation asks all; or a number that the run has found
-    return _within(key, ASKED) and not _within(key, UNSEEN)
-
-
-def _within(key: str, groups: tuple[str, ...]) -> bool:
-    return any(key == group or key.startswith(f"{group}.") for group in groups)
+    return runs.within(key, ASKED) and not runs.within(key, UNSEEN)
 
 
 def _same(key: str, one: Any, other: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from made_runs import config, make
 
-from rookexp import kept
+from rookexp import resume_checks
 from rookexp.errors import ConfigError
 
 
@@ -22,7 +22,7 @@ def begun(folder: Path, **changes: Any) -> Path:
 def refused(folder: Path, *, swept: bool = False, **changes: Any) -> str:
     """The message with which a run under other settings is refused, after its folder; "" where it goes on."""
     try:
-        kept.refuse_other(folder, config(**changes), swept=swept)
+        resume_checks.refuse_other(folder, config(**changes), swept=swept)
     except ConfigError as error:
         return str(error).removeprefix(f"{folder}: ")
     return ""
@@ -55,9 +55,9 @@ FREE |= {"batch_documents", "prompt_weight", "eval_every"}
 
 @pytest.mark.parametrize("key", sorted(MEASURE | ENGINE | FREE))
 def test_what_a_value_decides(key: str) -> None:
-    assert kept._measures(key, {}) is (key in MEASURE)
+    assert resume_checks._measures(key, {}) is (key in MEASURE)
     untrained = {"hardware.device", "task_name", "verdict"}
-    assert kept._trains(key, {}) is (key not in untrained)
+    assert resume_checks._trains(key, {}) is (key not in untrained)
 
 
 @pytest.mark.parametrize(
@@ -73,8 +73,8 @@ def test_what_a_value_decides(key: str) -> None:
 def test_the_number_of_prompts_is_a_measure_where_the_evaluation_asks_those(
     before: dict[str, str], measured: bool
 ) -> None:
-    assert kept._measures("task.prompts", before) is measured
-    assert not kept._measures("grpo.prompts", {"grpo.order": "fixed"})
+    assert resume_checks._measures("task.prompts", before) is measured
+    assert not resume_checks._measures("grpo.prompts", {"grpo.order": "fixed"})
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_the_number_of_prompts_is_a_measure_where_the_evaluation_asks_those(
     ],
 )
 def test_data_may_have_moved(key: str, one: Any, other: Any, same: bool) -> None:
-    assert kept._same(key, one, other) is same
+    assert resume_checks._same(key, one, other) is same
 
 
 def test_a_run_goes_on_with_another_rate_and_a_job_of_a_sweep_does_not(
