@@ -248,8 +248,15 @@ def test_a_divergence_that_is_typed_and_never_computed_is_told(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     told = "note: grpo.kl_type=k2 changes nothing: the KL coefficient stays 0; kl=fixed has one"
-    for penalty, notes in (("kl=none", [told]), ("kl.coef=0", [told]), ("kl.coef=0.1", [])):
-        words = f"debug=fast {TINY} track=local doctor=off hydra.run.dir=run{len(penalty)} grpo.kl_type=k2 {penalty}"
+    late = "note: kl.coef={} changes nothing: the KL coefficient stays 0 for kl.warmup=20 steps, and the run has 2"
+    cases = (
+        ("kl=none", [told]),
+        ("kl.coef=0", [told, late.format(0)]),
+        ("kl.coef=0.1", [late.format(0.1)]),
+        ("kl=fixed", []),
+    )
+    for number, (penalty, notes) in enumerate(cases):
+        words = f"debug=fast {TINY} track=local doctor=off hydra.run.dir=run{number} grpo.kl_type=k2 {penalty}"
         monkeypatch.setattr(sys, "argv", ["train", *words.split()])
         train.main()
         assert [line for line in capfd.readouterr().out.splitlines() if line.startswith("note:")] == notes, penalty
