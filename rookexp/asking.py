@@ -8,6 +8,7 @@ from typing import Any, Literal
 from rookexp import check
 from rookexp.errors import ConfigError, DataError
 from rookexp.nodes import Config, make
+from rookexp.rewards.by_task import ByTask
 from rookexp.tasks.mixed import notes_of, subtasks
 from rookexp.types import Prompt
 
@@ -28,6 +29,8 @@ def asked_of(config: Config, group: Literal["task", "reward"], **objects: Any) -
 
 def may_have_stages(reward: Any) -> bool:
     """Whether a reward says where in a completion it is earned; of a user's own nobody knows before it has scored."""
+    if isinstance(reward, ByTask):
+        return any(map(may_have_stages, reward.rewards.values()))
     return bool(getattr(reward, "staged", not type(reward).__module__.startswith("rookexp.")))
 
 

@@ -13,6 +13,7 @@ from test_session import TINY
 
 from rookexp import across, asking, build, losses, train
 from rookexp.errors import ConfigError
+from rookexp.rewards.by_task import ByTask
 from rookexp.types import Scores
 
 ONE = "changes no gradient: each batch has one update, where every ratio is 1; grpo.minibatches=2 makes two"
@@ -127,3 +128,4 @@ def test_a_baseline_of_stages_is_refused_beside_a_reward_without_before_a_model_
             build.build_training(config, tmp_path)
     assert len(loaded) == 2
     assert asking.may_have_stages(Own())
+    assert asking.may_have_stages(ByTask(rewards={"P": Own()}))

@@ -199,7 +199,7 @@ def test_the_card_says_where_the_options_of_a_run_are(run: Path) -> None:
 def test_a_run_without_all_its_records_is_told_or_exported_without(info: str, run: Path, tmp_path: Path) -> None:
     (run / "run.json").write_text(info, encoding="utf-8")
     if info == "[]":
-        with pytest.raises(DataError, match=r"run\.json: no JSON \(not an object\); delete it"):
+        with pytest.raises(DataError, match=r"run\.json: no JSON object; delete it"):
             wrote(run=run, out=tmp_path / "mine")
     else:
         wrote(run=run, out=tmp_path / "mine")

@@ -21,7 +21,6 @@ class ByTask(MadeOf):
         if not rewards:
             raise PartError("rewards={}: allowed: a reward for each task, such as rewards.P")
         super().__init__(rewards)
-        self.staged = any(getattr(reward, "staged", False) for reward in rewards.values())
 
     def asked(self, name: str, prompts: Sequence[Prompt]) -> list[Prompt]:
         """The prompts of the task of this name."""
