@@ -159,13 +159,13 @@ class Exam:
             about += f"; left out: {len(texts) - len(different)} that repeat a question"
         try:
             prompts = [prompt_of(gold, self.style) for gold in golds]
+            tokens = self.tokenized(file, golds)
             for gold in golds:
                 if gold.startswith("P: "):
                     best_moves(gold)
                 else:
                     read_gold(gold)
                     refuse_wrong(gold)
-            tokens = self.tokenized(file, golds)
         except DataError as error:
             raise DataError(f"{file}: {error}") from error
         self.asked += [gold for gold in golds if gold.startswith("P: ")]
