@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 # What counts as a divergence: so much of KL(policy || reference), and so much of KL(reference || policy).
@@ -68,6 +68,11 @@ def token_stats(
 def zero_outside(x: Float[Tensor, "*n"], mask: Bool[Tensor, "*n"]) -> Float[Tensor, "*n"]:
     """`x` where `mask`, else 0, with no gradient there: padding may hold anything, NaN included."""
     return torch.where(mask, x, 0.0)
+
+
+def predicted(x: Shaped[Tensor, "n t"], at: Int[Tensor, " m"]) -> Shaped[Tensor, " m"]:
+    """What stands at the tokens that the positions `at` of the flattened (N, T - 1) predict."""
+    return x[:, 1:].flatten()[at]
 
 
 def weighted_sum(x: Float[Tensor, "*n"], weights: Float[Tensor, "*n"]) -> Float[Tensor, ""]:

@@ -285,7 +285,7 @@ class GRPO:
         at = micro.predicting()
         stats, hidden = self._stats(micro, at, self.reference)
         weights, sampled, advantages = (
-            x[:, 1:].flatten()[at] for x in (micro.weights, micro.logprobs, micro.advantages)
+            ops.predicted(x, at) for x in (micro.weights, micro.logprobs, micro.advantages)
         )  # (M,) each
         row = at // (micro.tokens.shape[1] - 1)
         logprobs, entropy, now = stats.logprobs, stats.entropy, stats.logprobs.detach()
@@ -313,7 +313,7 @@ class GRPO:
         if self.single_update:
             per_token["sampler/abs_logprob_error"] = (now - sampled).abs()
         if self.value_head is not None:
-            before, targets = (x[:, 1:].flatten()[at] for x in (micro.values, micro.returns))
+            before, targets = (ops.predicted(x, at) for x in (micro.values, micro.returns))
             values = self.value_head(hidden.detach() if self.baseline.detach else hidden)
             value_loss = returns.value_loss(values, before, targets, self.baseline.value_clip)
             terms["value"] = self.baseline.value_coef * ops.weighted_sum(value_loss, weights)
@@ -338,7 +338,7 @@ class GRPO:
             stats = ops.token_stats(
                 hidden,
                 self.policy.head_weight,
-                rows.tokens[:, 1:].flatten()[at],
+                ops.predicted(rows.tokens, at),
                 rows.temperature[places.row],
                 chunk=self.head_chunk,
                 divergence=None if reference is None else self.measured,

@@ -53,7 +53,7 @@ def token_logprobs(
     """log p in nats, at temperature 1, of the tokens that the positions `at` of the flattened (N, T - 1) predict."""
     hidden = policy.hidden(tokens[:, :-1]).flatten(0, 1)[at]
     one = torch.ones(len(at), device=tokens.device)
-    return ops.token_stats(hidden, policy.head_weight, tokens[:, 1:].flatten()[at], one, chunk=head_chunk).logprobs
+    return ops.token_stats(hidden, policy.head_weight, ops.predicted(tokens, at), one, chunk=head_chunk).logprobs
 
 
 class NextToken:
@@ -97,7 +97,7 @@ class NextToken:
         at = micro.predicting()
         with self.autocast():
             logprobs = token_logprobs(self.policy, micro.tokens, at, self.head_chunk)
-        loss = -ops.weighted_sum(logprobs, micro.weights[:, 1:].flatten()[at])
+        loss = -ops.weighted_sum(logprobs, ops.predicted(micro.weights, at))
         return LossTerms({"likelihood": loss}, {})
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
