@@ -96,7 +96,7 @@ class HealthTracker(Tracker):
     last `kl_share_steps` values, the wait for a core that of its last 3. `clip_frac` is looked at only where a batch
     has one update: its ratios are 1, so the limit is 0 and no setting; `sampler_nats` limits what makes them differ
     from 1, and sees it in bf16, too. `kl_rise_nats` limits how far KL(policy || reference) rises from one step to the
-    next. Of the gradient only the shares of divergence and entropy are looked at.
+    next, where both ask the same tasks. Of the gradient only the shares of divergence and entropy are looked at.
 
     Nothing is saved: a resumed run begins with no episode and no count, and its first entropy is that of its own
     first step. `trackers` are told the summary; those that join the sequence later are, too.
@@ -129,7 +129,7 @@ class HealthTracker(Tracker):
         self._limits["core_wait"] = core_wait
         self._values: dict[str, deque[float]] = {}  # of each symptom, the last ones
         self._first_entropies: dict[frozenset[str], float] = {}  # by the tasks of the step, as its metrics name them
-        self._last_kl: float | None = None
+        self._last_kl: dict[frozenset[str], float] = {}  # of the last step, by its tasks
         self._kl_shares: deque[float] = deque(maxlen=kl_share_steps)
         self._episodes: dict[str, Episodes] = {}
         self._told: dict[str, int] = {}
@@ -159,8 +159,8 @@ class HealthTracker(Tracker):
                 share = median(values)
                 line = f"{_percent(share)} {symptom.what} (limit {_percent(limit)}); {symptom.advice}"
                 yield name, len(values) == symptom.steps and share > limit, line
+        tasks = frozenset(name for name in seen if name.startswith("reward/mean_"))
         if (entropy := seen.get("entropy")) is not None:
-            tasks = frozenset(name for name in seen if name.startswith("reward/mean_"))
             first = self._first_entropies.setdefault(tasks, entropy)
             limit = self.entropy_share * first
             line = (
@@ -169,7 +169,7 @@ class HealthTracker(Tracker):
             )
             yield "entropy", entropy < limit, line
         if (kl := seen.get("kl/forward")) is not None:
-            rise, self._last_kl = kl - (kl if self._last_kl is None else self._last_kl), kl
+            rise, self._last_kl = kl - self._last_kl.get(tasks, kl), {tasks: kl}
             line = (
                 f"the KL to the reference rose by {rise:.3g} nats a token in one step (limit {self.kl_rise_nats:g}); "
                 "the step was too long and undoes what the model knew: try a smaller optim.lr"

@@ -151,6 +151,14 @@ def test_a_step_that_was_too_long_is_said_and_a_kl_that_is_high_or_falls_is_not(
     ]
 
 
+def test_a_kl_is_not_set_beside_that_of_other_tasks(run: Run) -> None:
+    def step(task: str, kl: float) -> dict[str, float]:
+        return {"kl/forward": kl, f"reward/mean_{task}": 0.5}
+
+    assert run([step("A", 0.1), step("P", 2.0), step("P", 2.5), step("A", 0.1)])[1] == {"kl_rise": 0}
+    assert run([step("A", 0.1), step("P", 2.0), step("P", 3.5)])[1] == {"kl_rise": 1}
+
+
 def test_a_sampler_that_differs_is_said_whatever_the_ratio(run: Run) -> None:
     lines, counts = run([{"sampler/abs_logprob_error": error, "ratio/max": 1.0} for error in (0.05, 0.21)])
     assert counts == {"sampler": 1}
