@@ -11,20 +11,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
 
-from rookexp import (
-    across,
-    aggregation,
-    asking,
-    check,
-    chess_text,
-    fitting,
-    kl,
-    nodes,
-    resume_checks,
-    run_info,
-    runs,
-    session,
-)
+from rookexp import across, aggregation, asking, check, chess_text, fitting, kl, nodes, run_info, runs, session
 from rookexp.errors import ConfigError, DataError
 from rookexp.exam import Exam
 from rookexp.generate import Sampling
@@ -36,6 +23,7 @@ from rookexp.objectives import likelihood
 from rookexp.per_task_sampling import ALLOWED, changed, own_lengths, own_sampling, shared_sampling
 from rookexp.policies import Pretrained, doubts
 from rookexp.rehearsal import Subject
+from rookexp.resume_checks import computed, tell_other_hardware
 from rookexp.returns import no_stages
 from rookexp.tasks.mixed import notes_of
 from rookexp.track import FanOut, JsonlTracker, Tracker
@@ -120,7 +108,7 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
     grpo, hardware = config["grpo"], make(config["hardware"])
     if start.checkpoint is not None:
         fitting.refuse_another_batch(hardware, grpo["prompts_per_step"], run_folder)
-    resume_checks.tell_other_hardware(run_folder, config["hardware"].get("precision"), resume_checks.computed(hardware))
+    tell_other_hardware(run_folder, config["hardware"].get("precision"), computed(hardware))
     reward, baseline = asking.asked_of(config, "reward"), make(config["baseline"])
     if baseline.by_stage and not asking.may_have_stages(reward):
         raise no_stages(baseline, reward)
@@ -219,7 +207,7 @@ def build_pretraining(config: Config, run_folder: Path) -> session.Training:
     texts = [read_documents(file) for file in files]
     texts[1] = texts[1][: run.validation_documents]
     hardware: Hardware = make(config["hardware"])
-    resume_checks.tell_other_hardware(run_folder, config["hardware"].get("precision"), resume_checks.computed(hardware))
+    tell_other_hardware(run_folder, config["hardware"].get("precision"), computed(hardware))
     policy = load_policy(config, hardware)
     print(introduced(policy, hardware), flush=True)
     train, validation = (token_documents(policy, *part) for part in zip(files, texts, strict=True))

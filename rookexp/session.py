@@ -15,20 +15,7 @@ from typing import Annotated, Any
 from annotated_types import Ge, MinLen
 from torch import nn
 
-from rookexp import (
-    check,
-    checkpoint,
-    checkup,
-    door,
-    fingerprints,
-    hub,
-    mistakes,
-    report,
-    resume_checks,
-    stop,
-    track,
-    verdict,
-)
+from rookexp import check, checkpoint, checkup, door, fingerprints, hub, mistakes, report, stop, track, verdict
 from rookexp.errors import (
     CheckupFailed,
     ConfigError,
@@ -43,6 +30,7 @@ from rookexp.hardware import Hardware
 from rookexp.optim import AdamW
 from rookexp.policies import Pretrained
 from rookexp.rehearsal import Finding, Size, Subject
+from rookexp.resume_checks import computed
 from rookexp.run_info import write_run_info
 from rookexp.sweep.job import Trial
 from rookexp.track import FanOut
@@ -179,7 +167,7 @@ def assemble(
         diagnose_every=diagnose_every,
         after_step=after_step,
     )
-    return Training(trainer, tracker, start, asked, saver, finder, resume_checks.computed(hardware))
+    return Training(trainer, tracker, start, asked, saver, finder, computed(hardware))
 
 
 def pretrain(training: Training, config: Mapping[str, Any], folder: Path) -> None:

@@ -39,14 +39,8 @@ def train(config: dict[str, Any], run_folder: Path) -> None:
             # An earlier seed has shown that the point is not worth it, or this run is resumed by hand.
             print(f"{run_folder}: given up by its sweep ({reason}); to train on, delete {TRIAL} in it and resume")
             return
-        from rookexp import (  # torch comes with them; --help does without
-            across,
-            build,
-            dry_run,
-            hub,
-            resume_checks,
-            session,
-        )
+        from rookexp import across, build, dry_run, hub, session  # torch comes with them; --help does without
+        from rookexp.resume_checks import refuse_other
 
         run = build.check_config(config)
         if config["hardware"].get("grow") == "batch" and (trial is not None or door.in_a_sweep()):
@@ -56,7 +50,7 @@ def train(config: dict[str, Any], run_folder: Path) -> None:
             return
         if config["resume"] is not None:
             config = hub.as_before(config, Path(config["resume"]), door.typed())
-            resume_checks.refuse_other(Path(config["resume"]), config, swept=trial is not None)
+            refuse_other(Path(config["resume"]), config, swept=trial is not None)
         for text, why in across.idle(config, door.typed()):
             print(f"note: {text} {why}", flush=True)
         training = build.build_training(config, run_folder)
