@@ -44,7 +44,7 @@ def configs(args: Namespace) -> Iterator[list[str]]:
     path = main_dir(args)
     GlobalHydra.instance().clear()  # a failed start leaves one behind
     with hydra.initialize_config_dir(str(path), **version_base()):
-        if args.config_dir:
+        if args.config_dir:  # as Hydra's command line does it; its API has no such flag
             where = create_config_search_path(str(path))
             where.prepend("command-line", f"file://{Path(args.config_dir).resolve()}", anchor="schema")
             GlobalHydra.instance().clear()
