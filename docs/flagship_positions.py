@@ -9,7 +9,8 @@ from pathlib import Path
 
 import chess
 
-from rookexp import a_documents, boards, chess_text, documents
+from rookexp import boards, chess_text
+from rookexp.corpora import a_documents, documents
 from rookexp.errors import DataError
 from rookexp.files import write_atomic
 from rookexp.tasks.positions import position_key, split_of

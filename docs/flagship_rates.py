@@ -9,8 +9,9 @@ from pathlib import Path
 from before_after import BeforeAfter, Rate, Row, rate
 from flagship_positions import SIDES, keys_of
 
-from rookexp import boards, chess_text, runs, track
+from rookexp import boards, chess_text, track
 from rookexp.errors import DataError
+from rookexp.run_folder import runs
 from rookexp.tasks.a_figures import PLY_BUCKETS
 from rookexp.tasks.mixed import subtasks
 from rookexp.tasks.positions import position_key

@@ -32,9 +32,10 @@ from flagship_drawings import draw_curve, sheet  # noqa: E402
 from flagship_positions import SIDES, held_out, others, replies  # noqa: E402
 from flagship_rates import NAMES, a_rates, exact, greedy, p_rates  # noqa: E402
 
-from rookexp import boards, model_card, runs, statistics  # noqa: E402
+from rookexp import boards, statistics  # noqa: E402
 from rookexp.errors import DataError, RookexpError  # noqa: E402
 from rookexp.files import write_atomic  # noqa: E402
+from rookexp.run_folder import model_card, runs  # noqa: E402
 from rookexp.statistics import Interval  # noqa: E402
 
 ENOUGH = 500  # held-out positions a colour

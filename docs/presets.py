@@ -19,7 +19,8 @@ sys.path.insert(0, str(ROOT))  # a checkout without an install will do
 import hydra  # noqa: E402
 from omegaconf import open_dict  # noqa: E402
 
-from rookexp import composing, door, runs  # noqa: E402
+from rookexp.config import composing, door  # noqa: E402
+from rookexp.run_folder import runs  # noqa: E402
 
 EXPERIMENTS = ROOT / "conf" / "experiment"
 PAGE = ROOT / "docs" / "presets.md"

@@ -21,7 +21,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a checkout without an install will do
 
-from rookexp import run_info, runs, statistics, track, verdict  # noqa: E402
+from rookexp import statistics, track, verdict  # noqa: E402
+from rookexp.run_folder import run_info, runs  # noqa: E402
 
 RUNS = ROOT / "multirun" / "study"
 FIGURE, TABLE = ROOT / "docs" / "study.png", ROOT / "docs" / "study.md"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from rookexp import check
+from rookexp.config import check
+from rookexp.config.nodes import Config, make
 from rookexp.errors import ConfigError, DataError
-from rookexp.nodes import Config, make
 from rookexp.rewards.by_task import ByTask
 from rookexp.tasks.mixed import notes_of, subtasks
 from rookexp.types import Prompt

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rookexp import door
+from rookexp.config import door
 from rookexp.errors import ConfigError
 
 

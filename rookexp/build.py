@@ -11,20 +11,22 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
 
-from rookexp import across, aggregation, asking, check, chess_text, fitting, kl, nodes, run_info, runs, session
+from rookexp import aggregation, asking, chess_text, fitting, kl, session
+from rookexp.config import across, check, nodes
+from rookexp.config.nodes import Config, make, without
 from rookexp.errors import ConfigError, DataError
-from rookexp.exam import Exam
+from rookexp.examination.exam import Exam
+from rookexp.examination.heldout import read_documents
 from rookexp.generate import Sampling
 from rookexp.hardware import Hardware
-from rookexp.heldout import read_documents
 from rookexp.models import weights
-from rookexp.nodes import Config, make, without
 from rookexp.objectives import likelihood
 from rookexp.per_task_sampling import ALLOWED, changed, own_lengths, own_sampling, shared_sampling
 from rookexp.policies import Pretrained, doubts
-from rookexp.rehearsal import Subject
-from rookexp.resume_checks import computed, tell_other_hardware
 from rookexp.returns import no_stages
+from rookexp.run_folder import run_info, runs
+from rookexp.run_folder.resume_checks import computed, tell_other_hardware
+from rookexp.self_check.rehearsal import Subject
 from rookexp.tasks.mixed import notes_of
 from rookexp.track import FanOut, JsonlTracker, Tracker
 

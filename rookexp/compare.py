@@ -11,14 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from rookexp import environment, stop
+from rookexp import stop
+from rookexp.config import environment
 from rookexp.errors import RookexpError
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from rookexp.points import Comparison, Point
+    from rookexp.comparison.points import Comparison, Point
 
 PAGE, RUNS, POINTS = "compare.html", "runs.csv", "points.csv"
 PLAIN_WIDTH = 200  # of the table where nobody watches
@@ -47,7 +48,7 @@ def compare(argv: Sequence[str]) -> None:
     parser.add_argument("--out", metavar="DIR", type=Path, default=Path("outputs/compare"), help="default: %(default)s")
     parser.add_argument("--baseline", metavar="X", help="point that the others are set beside: trial number or run")
     asked = parser.parse_args(argv)
-    from rookexp import page, points
+    from rookexp.comparison import page, points
 
     try:
         found = points.compare(asked.folders, baseline=asked.baseline)
@@ -78,7 +79,7 @@ def write_tables(comparison: Comparison, folder: Path) -> None:
 
 def point_row(comparison: Comparison, point: Point) -> dict[str, Any]:
     """The point's settings, each figure's mean and interval, and its difference from the baseline."""
-    from rookexp.measures import FIGURES
+    from rookexp.comparison.measures import FIGURES
     from rookexp.statistics import Difference
 
     row: dict[str, Any] = {"point": point.name, **point.settings}
@@ -112,8 +113,8 @@ def run_rows(point: Point) -> list[dict[str, Any]]:
 
 def show(comparison: Comparison, file: IO[str] | None = None) -> None:
     """Prints what differs and whether it is real, then the table; plain text where nobody watches."""
-    from rookexp import wording
-    from rookexp.console import reader
+    from rookexp.comparison import wording
+    from rookexp.trackers.console import reader
 
     console = reader(file, PLAIN_WIDTH)
     for line in (*wording.said(comparison), *(f"note: {note}" for note in comparison.notes)):
@@ -137,10 +138,10 @@ def table(comparison: Comparison, *, short: bool = False, wraps: bool = False) -
     from rich.markup import escape
     from rich.table import Table
 
-    from rookexp import wording
-    from rookexp.console import duration
-    from rookexp.points import text
+    from rookexp.comparison import wording
+    from rookexp.comparison.points import text
     from rookexp.statistics import Difference
+    from rookexp.trackers.console import duration
 
     made = Table(box=box.SIMPLE, caption="[ ]: 95 % interval over seeds; n: seeds in common", caption_justify="left")
     others = [name for name in SHOWN_FIGURES if name != comparison.main]

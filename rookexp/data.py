@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rookexp import door
+from rookexp.config import door
 
 
 def main() -> None:
@@ -21,8 +21,8 @@ def make_corpus(config: dict[str, Any], run_folder: Path) -> None:
     With `mix.positions` it writes so many positions there instead, and with `transitions.rows` A prompts; neither needs
     an engine, and of the keys at the top both read `folder` and `seed` alone.
     """
-    from rookexp import nodes
-    from rookexp.corpus import Corpus
+    from rookexp.config import nodes
+    from rookexp.corpora.corpus import Corpus
 
     corpus = Corpus(**check_config(config))
     mix, transitions = nodes.make(config["mix"]), nodes.make(config["transitions"])
@@ -44,8 +44,8 @@ def check_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises: ConfigError naming the key, the value, what is allowed and the nearest spelling.
     """
-    from rookexp import nodes
-    from rookexp.corpus import Corpus
+    from rookexp.config import nodes
+    from rookexp.corpora.corpus import Corpus
 
     return nodes.check_groups(config, ("mix", "transitions"), Corpus, group_given={}, group_also={})
 

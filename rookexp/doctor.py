@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rookexp import door
+from rookexp.config import door
 
 HEADER = "The self-check of the training that the same words would start: python -m rookexp.doctor"
 
@@ -20,7 +20,8 @@ def main() -> None:
 
 def doctor(config: dict[str, Any], run_folder: Path) -> None:
     """Builds what the config names, trains nothing and prints what each check measured; status 1 after a finding."""
-    from rookexp import build, checkup, session  # torch comes with them; --help does without
+    from rookexp import build, session  # torch comes with them; --help does without
+    from rookexp.self_check import checkup  # torch comes with them; --help does without
 
     session.examine(build.build_training(config, run_folder), checkup.WHOLE)
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import MinLen
 
-from rookexp import door
+from rookexp.config import door
 from rookexp.errors import ConfigError, DataError
 
 README = "README.md"
@@ -44,7 +44,7 @@ def export(config: dict[str, Any], run_folder: Path) -> None:
     Raises: ConfigError before anything is loaded for what was typed; DataError for a model that cannot be read,
     written or pushed.
     """
-    from rookexp import nodes
+    from rookexp.config import nodes
 
     asked = Export(**nodes.check_groups(config, (), Export, group_given={}, group_also={}))
     if asked.run is None or asked.out is None:
@@ -59,8 +59,9 @@ def export(config: dict[str, Any], run_folder: Path) -> None:
         if not asked.overwrite:
             raise ConfigError(f"out={asked.out}: not empty; allowed: a new folder, or add overwrite=true")
         check_earlier(asked.out, out)
-    from rookexp import model_card, policies
+    from rookexp import policies
     from rookexp.models import weights
+    from rookexp.run_folder import model_card
 
     if asked.push is not None and not weights.is_repo(asked.push):
         raise ConfigError(f"push={asked.push}: allowed: a Hub repository's owner/name, or null")
@@ -94,7 +95,7 @@ def file_names() -> tuple[str, ...]:
 
 def check_earlier(typed: str, out: Path) -> None:
     """Raises: ConfigError for a folder that is no earlier export, or that has more in it than one."""
-    from rookexp import model_card
+    from rookexp.run_folder import model_card
 
     card = out / README
     if not card.is_file() or model_card.SIGNED not in card.read_text(encoding="utf-8", errors="replace"):

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from rookexp import check
+from rookexp.config import check
 from rookexp.errors import ConfigError, Reconfigured
 from rookexp.evaluation import Greedy
 from rookexp.files import read_object, write_atomic

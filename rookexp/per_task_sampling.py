@@ -8,7 +8,7 @@ from typing import Annotated, Any, Protocol, runtime_checkable
 
 from annotated_types import Gt
 
-from rookexp import check
+from rookexp.config import check
 from rookexp.errors import ConfigError
 from rookexp.generate import Sampling
 

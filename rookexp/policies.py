@@ -13,11 +13,13 @@ from annotated_types import Ge
 from jaxtyping import Float
 from torch import Tensor
 
-from rookexp import check, checkpoint, chess_text, generate, run_info, runs, tokenizers
+from rookexp import checkpoint, chess_text, generate, tokenizers
+from rookexp.config import check
 from rookexp.errors import ConfigError, DataError
 from rookexp.models import weights
 from rookexp.models.gpt2 import GPT2, GPT2Config
 from rookexp.objectives.rollouts import completion_texts
+from rookexp.run_folder import run_info, runs
 from rookexp.tokenizers import Tokenizer
 from rookexp.types import Prompt
 

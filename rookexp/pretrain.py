@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rookexp import door
+from rookexp.config import door
 
 
 def main() -> None:
@@ -15,7 +15,8 @@ def main() -> None:
 
 def pretrain(config: dict[str, Any], run_folder: Path) -> None:
     """Trains from random weights, or continues; writes checkpoints and metrics under the run's folder."""
-    from rookexp import build, hub, resume_checks, session
+    from rookexp import build, session
+    from rookexp.run_folder import hub, resume_checks
     from rookexp.sweep import job
 
     with job.at_work(run_folder):

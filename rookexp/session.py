@@ -15,7 +15,8 @@ from typing import Annotated, Any
 from annotated_types import Ge, MinLen
 from torch import nn
 
-from rookexp import check, checkpoint, checkup, door, fingerprints, hub, mistakes, report, stop, track, verdict
+from rookexp import checkpoint, stop, track, verdict
+from rookexp.config import check, door, mistakes
 from rookexp.errors import (
     CheckupFailed,
     ConfigError,
@@ -29,9 +30,11 @@ from rookexp.fitting import Finder
 from rookexp.hardware import Hardware
 from rookexp.optim import AdamW
 from rookexp.policies import Pretrained
-from rookexp.rehearsal import Finding, Size, Subject
-from rookexp.resume_checks import computed
-from rookexp.run_info import write_run_info
+from rookexp.run_folder import fingerprints, hub, report
+from rookexp.run_folder.resume_checks import computed
+from rookexp.run_folder.run_info import write_run_info
+from rookexp.self_check import checkup
+from rookexp.self_check.rehearsal import Finding, Size, Subject
 from rookexp.sweep.job import Trial
 from rookexp.track import FanOut
 from rookexp.trainer import Objective, Trainer

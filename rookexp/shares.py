@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from rookexp import check
+from rookexp.config import check
 
 
 def shares_of(key: str, given: Mapping[str, float], names: tuple[str, ...]) -> dict[str, float]:

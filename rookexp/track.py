@@ -14,7 +14,7 @@ from annotated_types import Ge
 
 from rookexp.errors import DataError
 from rookexp.files import read_object, write_atomic
-from rookexp.run_info import HIDDEN, SECRET, plain
+from rookexp.run_folder.run_info import HIDDEN, SECRET, plain
 
 METRICS = "metrics.jsonl"
 COMPLETIONS = "completions.jsonl"

@@ -6,9 +6,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rookexp import door
+from rookexp.config import door
 from rookexp.errors import ConfigError, RunPruned
-from rookexp.run_info import TRIAL
+from rookexp.run_folder.run_info import TRIAL
 
 
 def main() -> None:
@@ -39,8 +39,10 @@ def train(config: dict[str, Any], run_folder: Path) -> None:
             # An earlier seed has shown that the point is not worth it, or this run is resumed by hand.
             print(f"{run_folder}: given up by its sweep ({reason}); to train on, delete {TRIAL} in it and resume")
             return
-        from rookexp import across, build, dry_run, hub, session  # torch comes with them; --help does without
-        from rookexp.resume_checks import refuse_other
+        from rookexp import build, dry_run, session  # torch comes with them; --help does without
+        from rookexp.config import across  # torch comes with them; --help does without
+        from rookexp.run_folder import hub  # torch comes with them; --help does without
+        from rookexp.run_folder.resume_checks import refuse_other
 
         run = build.check_config(config)
         if config["hardware"].get("grow") == "batch" and (trial is not None or door.in_a_sweep()):

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from rookexp import door
+from rookexp.config import door
 from rookexp.errors import RookexpError
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ def uci(config: dict[str, Any], run_folder: Path) -> None:
 
     Raises: ConfigError or DataError for what cannot be built, which a GUI's log shows as `info string`, too.
     """
-    from rookexp import nodes, runs
+    from rookexp.config import nodes
+    from rookexp.run_folder import runs
     from rookexp.uci_protocol import Engine, Settings
 
     own = nodes.check_groups(nodes.without(config, GROUPS), (), Settings, group_given={}, group_also={})
@@ -54,7 +55,8 @@ def load(config: dict[str, Any]) -> Player:
 
     Raises: ConfigError or DataError for what cannot be built.
     """
-    from rookexp import build, nodes
+    from rookexp import build
+    from rookexp.config import nodes
     from rookexp.player import Player
     from rookexp.uci_protocol import Settings
 

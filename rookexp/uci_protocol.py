@@ -20,7 +20,8 @@ import chess
 import chess.pgn
 from annotated_types import Ge, Le, MinLen
 
-from rookexp import check, chess_text
+from rookexp import chess_text
+from rookexp.config import check
 
 Reading = Literal["written", "argmax"]
 IllegalMove = Literal["best_listed", "any_legal"]

@@ -11,7 +11,6 @@ from typing import Any
 import chess
 import hydra
 
-from rookexp import check, composing, door, nodes
 from rookexp.chess_text import (
     Annotation,
     Transition,
@@ -23,6 +22,7 @@ from rookexp.chess_text import (
     p_prompt_padded,
     transition,
 )
+from rookexp.config import check, composing, door, nodes
 from rookexp.tasks.rookworld import load_annotations
 from rookexp.types import Prompt, Reward, Scores
 

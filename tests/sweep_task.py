@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from rookexp import door
+from rookexp.config import door
 from rookexp.errors import RookexpError, RunPruned, RunStopped, TrainingDiverged
 from rookexp.sweep import job
 from rookexp.track import JsonlTracker

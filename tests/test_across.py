@@ -11,7 +11,8 @@ import torch
 from test_config import compose
 from test_session import TINY
 
-from rookexp import across, asking, build, losses, train
+from rookexp import asking, build, losses, train
+from rookexp.config import across
 from rookexp.errors import ConfigError
 from rookexp.rewards.by_task import ByTask
 from rookexp.types import Scores

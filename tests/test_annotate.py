@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import chess
 import pytest
 
-from rookexp import annotate
-from rookexp.annotate import AnnotateJob, shard_path
+from rookexp.corpora import annotate
+from rookexp.corpora.annotate import AnnotateJob, shard_path
 from rookexp.errors import DataError, EngineError
 from rookexp.rewards.engine import Line, find_stockfish
 from rookexp.shares import row_counts

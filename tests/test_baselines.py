@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from rookexp import check, nodes
 from rookexp.baselines import (
     EMA_TASKS,
     Adaptive,
@@ -22,6 +21,7 @@ from rookexp.baselines import (
     Process,
     Rloo,
 )
+from rookexp.config import check, nodes
 from rookexp.errors import ConfigError
 from rookexp.returns import Baseline, TokenRewards, at_last_token
 

@@ -14,12 +14,13 @@ import hydra
 import pytest
 import torch
 
-from rookexp import bench, build, composing, door, generate, policies
+from rookexp import bench, build, generate, policies
 from rookexp.benchmark import default_run, ours, products, report, roofline, settings, tables, theirs, workload
 from rookexp.benchmark.roofline import Machine
 from rookexp.benchmark.runner import Runner, shape
 from rookexp.benchmark.sides import Side
 from rookexp.benchmark.turns import PHASES, Stopwatch
+from rookexp.config import composing, door
 from rookexp.errors import ConfigError, RookexpError
 from rookexp.models.gpt2 import GPT2
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from rookexp import across, asking, build, tokenizers
+from rookexp import asking, build, tokenizers
+from rookexp.config import across
 from rookexp.errors import ConfigError, DataError
 from rookexp.generate import Sampling
 from rookexp.types import Prompt

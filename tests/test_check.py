@@ -12,7 +12,7 @@ from annotated_types import Ge, Gt, Interval, Le, Len, Lt
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rookexp import check
+from rookexp.config import check
 from rookexp.errors import ConfigError
 
 HERE = __name__

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from rookexp import check, nodes
 from rookexp.coefficients import AdaptiveKL, AnnealKL, Coefficient, FixedKL, NoKL, PpoRuleKL, ProportionalKL, WarmupKL
+from rookexp.config import check, nodes
 from rookexp.errors import ConfigError
 
 STEP = {"tokens": 2240, "rows": 256}

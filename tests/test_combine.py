@@ -10,8 +10,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rookexp import check, nodes
 from rookexp.chess_text import Annotation, build_p, p_prompt
+from rookexp.config import check, nodes
 from rookexp.errors import ConfigError
 from rookexp.rewards.by_task import ByTask
 from rookexp.rewards.chess import PolicyReward

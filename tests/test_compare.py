@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from made_runs import PROMPTS, make, sweep
 
-from rookexp import compare, page, points, wording
+from rookexp import compare
+from rookexp.comparison import page, points, wording
 from rookexp.errors import ConfigError, DataError
 from rookexp.statistics import Difference
 from rookexp.sweep import summary

@@ -20,9 +20,10 @@ import tiny
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from rookexp import aggregation, build, check, composing, data, door, kl, nodes, session, uci, uci_protocol
+from rookexp import aggregation, build, data, kl, session, uci, uci_protocol
 from rookexp.benchmark import settings
-from rookexp.corpus import Corpus
+from rookexp.config import check, composing, door, nodes
+from rookexp.corpora.corpus import Corpus
 from rookexp.errors import ConfigError, EngineError
 from rookexp.generate import Sampling
 from rookexp.rewards.engine import find_stockfish

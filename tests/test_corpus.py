@@ -18,9 +18,9 @@ import pytest
 from pretenders import uci
 from test_engine_pool import gone
 
-from rookexp import a_documents, annotate
-from rookexp.annotate import AnnotateJob, shard_path
-from rookexp.corpus import Corpus
+from rookexp.corpora import a_documents, annotate
+from rookexp.corpora.annotate import AnnotateJob, shard_path
+from rookexp.corpora.corpus import Corpus
 from rookexp.errors import ConfigError, DataError, EngineError
 from rookexp.rewards.engine import find_stockfish
 from rookexp.tasks import positions

@@ -17,27 +17,16 @@ import torch
 from tiny import LONGEST, PROMPTS, Ask, Letters, Vowels, bf16, flat, grpo, nudged, policy, trainer
 from torch import Tensor, nn
 
-from rookexp import (
-    baselines,
-    build,
-    checkup,
-    coefficients,
-    composing,
-    doctor,
-    door,
-    generate,
-    losses,
-    ops,
-    returns,
-    train,
-)
+from rookexp import baselines, build, coefficients, doctor, generate, losses, ops, returns, train
+from rookexp.config import composing, door
 from rookexp.draw import filtered
 from rookexp.evaluation import Greedy
 from rookexp.models.gpt2 import GPT2
 from rookexp.models.kv_cache import KVCache
 from rookexp.objectives.grpo import GRPO
 from rookexp.objectives.rollouts import RolloutSource
-from rookexp.rehearsal import Finding, Skipped, Subject
+from rookexp.self_check import checkup
+from rookexp.self_check.rehearsal import Finding, Skipped, Subject
 from rookexp.types import Prompt, Rollouts, Scores
 
 Patch = pytest.MonkeyPatch

@@ -11,8 +11,9 @@ from typing import Any
 import chess
 import pytest
 
-from rookexp import a_documents, chess_text, documents, tokenizers
-from rookexp.annotate import shard_path
+from rookexp import chess_text, tokenizers
+from rookexp.corpora import a_documents, documents
+from rookexp.corpora.annotate import shard_path
 from rookexp.errors import DataError
 from rookexp.tasks import positions
 

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from rookexp import bench, build, composing, data, doctor, door, environment, evaluate, export, pretrain, train, uci
+from rookexp import bench, build, data, doctor, evaluate, export, pretrain, train, uci
+from rookexp.config import composing, door, environment
 from rookexp.errors import ConfigError, TrainingDiverged
 
 DOORS: dict[str, Callable[[dict[str, Any], Path], None]] = {
@@ -146,7 +147,7 @@ def test_a_full_disk_is_one_line(enter: Any, capfd: pytest.CaptureFixture[str]) 
     assert said.count("\n") == 1
 
 
-LATE = "from rookexp import door; door.enter(lambda config, folder: print('not written before the end'), 'uci')"
+LATE = "from rookexp.config import door; door.enter(lambda config, folder: print('not written before the end'), 'uci')"
 
 
 @pytest.mark.parametrize("words", [["-m", "rookexp.train", "--cfg", "job"], ["-c", LATE]])

@@ -10,7 +10,8 @@ from typing import Any
 import hydra
 import pytest
 
-from rookexp import door, dry_run
+from rookexp import dry_run
+from rookexp.config import door
 from rookexp.errors import CheckupFailed, ConfigError
 from rookexp.models import weights
 from rookexp.tasks.mixed import Phases

@@ -17,15 +17,15 @@ from rewarded import p_of
 from test_doctor import World
 from test_rewards_chess import BLACK_ROW, MATED, MATES, ROWS, TWO_MOVES, WHITE_ROW, completion, gold
 
-from rookexp import checkup
 from rookexp.chess_text import Annotation, Transition, pawns_to_cp, win_probability
 from rookexp.errors import DataError, EngineError
-from rookexp.rehearsal import Rehearsal
 from rookexp.rewards.chess import PolicyReward
 from rookexp.rewards.engine import Line, find_stockfish
 from rookexp.rewards.engine_cache import position_of
 from rookexp.rewards.engine_pool import EnginePool, Question
 from rookexp.rewards.engine_reward import EngineReward
+from rookexp.self_check import checkup
+from rookexp.self_check.rehearsal import Rehearsal
 from rookexp.types import LongReward, Prompt, Scores
 
 WEIGHTS = {"best": 0.5, "candidates": 0.3, "evals": 0.2}

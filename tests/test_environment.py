@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rookexp import environment
+from rookexp.config import environment
 from rookexp.errors import ConfigError
 
 BEFORE = {"WANDB_PROJECT": "typed", "HOME": "h"}

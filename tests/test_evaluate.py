@@ -15,9 +15,10 @@ import chess
 import pytest
 import torch
 
-from rookexp import build, chess_text, exam, generate, tokenizers
+from rookexp import build, chess_text, generate, tokenizers
 from rookexp.errors import ConfigError, DataError, EngineError
-from rookexp.exam import Exam
+from rookexp.examination import exam
+from rookexp.examination.exam import Exam
 from rookexp.generate import Samples
 from rookexp.models.gpt2 import GPT2, GPT2Config
 from rookexp.policies import Pretrained

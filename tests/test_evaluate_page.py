@@ -10,9 +10,10 @@ import chess
 import pytest
 from test_page import CHROMIUM, Balance
 
-from rookexp import boards, chess_text, exam_page
-from rookexp.exam import environment_shown, policy_shown
-from rookexp.exam_page import Part
+from rookexp import boards, chess_text
+from rookexp.examination import exam_page
+from rookexp.examination.exam import environment_shown, policy_shown
+from rookexp.examination.exam_page import Part
 from rookexp.tasks.figures import Estimate, Figure
 
 BACK = "r5k1/5ppp/8/8/8/8/5PPP/6K1 b - - 0 20"

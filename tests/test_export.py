@@ -12,10 +12,12 @@ import pytest
 import torch
 import yaml
 
-from rookexp import door, export, model_card, policies
+from rookexp import export, policies
+from rookexp.config import door
 from rookexp.errors import ConfigError, DataError
 from rookexp.models import weights
-from rookexp.run_info import write_run_info
+from rookexp.run_folder import model_card
+from rookexp.run_folder.run_info import write_run_info
 
 PROMPT_OF_CARD = "P: r1bqkbnr/pppp1ppp/2n5/4p3/2B1P3/5N2/PPPP1PPP/RNBQK2R b KQkq - 3 3"
 PROMPT = "P: rnb1k2r/pp3ppp/4pn2/2bp4/P1P5/B4N2/2P1PPPP/R2QKB1R b KQkq - 2 8"

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rookexp import chess_text, documents, statistics
+from rookexp import chess_text, statistics
+from rookexp.corpora import documents
 from rookexp.errors import DataError
 from rookexp.tasks import positions
 from rookexp.tasks.a_figures import environment_figures

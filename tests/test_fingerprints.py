@@ -10,10 +10,12 @@ import pytest
 from made_runs import make
 from test_session import TINY, Shell, make_corpus, shell  # noqa: F401 - a fixture
 
-from rookexp import fingerprints, hardware, points, run_info
+from rookexp import hardware
+from rookexp.comparison import points
+from rookexp.run_folder import fingerprints, run_info
 
 LINE = f"debug=fast {TINY} hardware.precision=auto hardware.threads=1 steps=1"
-POSITIONS = Path(fingerprints.__file__).parent / "assets" / "positions" / "train.jsonl"
+POSITIONS = Path(fingerprints.__file__).parents[1] / "assets" / "positions" / "train.jsonl"
 
 
 def precision(monkeypatch: pytest.MonkeyPatch, found: str) -> None:

@@ -16,7 +16,8 @@ import torch
 import yaml
 from tiny import LONGEST, gae, grpo, policy, trainer
 
-from rookexp import asking, door, fitting, generate, probes, train
+from rookexp import asking, fitting, generate, probes, train
+from rookexp.config import door
 from rookexp.errors import ConfigError, DataError, Reconfigured, lacks_memory
 from rookexp.evaluation import Greedy
 from rookexp.fitting import Batch

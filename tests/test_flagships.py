@@ -15,7 +15,8 @@ import made_runs
 import numpy as np
 import pytest
 
-from rookexp import boards, chess_text, composing, track
+from rookexp import boards, chess_text, track
+from rookexp.config import composing
 from rookexp.errors import DataError
 from rookexp.statistics import Interval
 from rookexp.tasks import made

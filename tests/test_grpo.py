@@ -18,9 +18,10 @@ from plain import LOSSES
 from tiny import EOT, LONGEST, PROMPTS, VOCAB, Letters, Vowels, bf16, gradient, grpo, nudged, policy
 from torch import Tensor, nn
 
-from rookexp import check, coefficients, kl, losses
+from rookexp import coefficients, kl, losses
 from rookexp.aggregation import BY_NAME
 from rookexp.baselines import GroupMean, Rloo
+from rookexp.config import check
 from rookexp.generate import Sampling
 from rookexp.objectives.grpo import GRPO
 from rookexp.types import Experience, Rollouts, Scores

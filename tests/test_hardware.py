@@ -18,7 +18,8 @@ import pytest
 import tiny
 import torch
 
-from rookexp import check, composing, hardware
+from rookexp import hardware
+from rookexp.config import check, composing
 from rookexp.errors import ConfigError
 from rookexp.hardware import Hardware
 from rookexp.models.replays import Replays

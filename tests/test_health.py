@@ -15,7 +15,9 @@ import pytest
 import yaml
 from tiny import grpo, nudged, policy, trainer
 
-from rookexp import console, health, nodes, track
+from rookexp import health, track
+from rookexp.config import nodes
+from rookexp.trackers import console
 
 LIMITS: dict[str, Any] = {
     "dead_groups": 0.5,

@@ -9,7 +9,7 @@ import pytest
 
 from rookexp import chess_text
 from rookexp.errors import DataError
-from rookexp.heldout import prompt_of, read_documents, tasks_of
+from rookexp.examination.heldout import prompt_of, read_documents, tasks_of
 
 BACK = "r5k1/5ppp/8/8/8/8/5PPP/6K1 b - - 0 20"
 P_DOCUMENT = chess_text.build_p(BACK, ["h7h6", "a8a1"], [400, 99_999], "h7h6")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rookexp import hub
+from rookexp.run_folder import hub
 
 constants = pytest.importorskip("huggingface_hub.constants")
 

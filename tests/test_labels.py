@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rookexp import labels
+from rookexp.run_folder import labels
 
 FOLDER = Path("outputs/train/2026-01-02_03-04-05_b9a0c0")
 

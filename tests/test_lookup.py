@@ -12,7 +12,7 @@ from test_generate import EOT, SETTINGS, equal, mixed_prompts, name, wild
 from rookexp import generate, policies
 from rookexp.generate import Sampling, sample
 from rookexp.lookup import guess
-from rookexp.rehearsal import Reciter
+from rookexp.self_check.rehearsal import Reciter
 
 NANO = Path(generate.__file__).parent / "assets" / "rook_nano"
 

@@ -16,7 +16,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from rookexp import composing, door, dry_run
+from rookexp import dry_run
+from rookexp.config import composing, door
 from rookexp.tasks import released
 
 if sys.version_info >= (3, 11):

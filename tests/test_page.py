@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from made_runs import ANSWERS, PROMPTS, make, sweep
 
-from rookexp import boards, curves, page, points, wording
+from rookexp import boards
+from rookexp.comparison import curves, page, points, wording
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 VOID = {"meta", "link", "input", "rect", "path", "circle", "line", "polygon", "use", "br"}

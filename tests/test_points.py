@@ -13,8 +13,10 @@ import pytest
 import yaml
 from made_runs import ANSWERS, PROMPTS, make
 
-from rookexp import measures, points, runs, statistics
+from rookexp import statistics
+from rookexp.comparison import measures, points
 from rookexp.errors import ConfigError, DataError
+from rookexp.run_folder import runs
 
 COSTS = {"kl_share", "dead_groups", "grad_norm_max", "seconds", "tokens_per_s"}
 

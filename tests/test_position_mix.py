@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 import chess
 import pytest
 
+from rookexp.corpora.position_mix import PositionMix, report
 from rookexp.errors import ConfigError, DataError
-from rookexp.position_mix import PositionMix, report
 from rookexp.tasks.positions import position_key
 
 SHARES = {"opening": 0.2, "middlegame": 0.6, "endgame": 0.2}

@@ -17,7 +17,8 @@ from fixture_t import MAX_NEW_TOKENS, fixture_t, total
 from omegaconf import OmegaConf
 from tiny import Record
 
-from rookexp import aggregation, baselines, build, check, composing, kl, nodes
+from rookexp import aggregation, baselines, build, kl
+from rookexp.config import check, composing, nodes
 from rookexp.errors import ConfigError
 from rookexp.objectives.grpo import GRPO
 

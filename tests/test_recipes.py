@@ -10,7 +10,8 @@ import pytest
 from hydra._internal.utils import get_args_parser
 from omegaconf import open_dict
 
-from rookexp import build, composing, door, recipes
+from rookexp import build
+from rookexp.config import composing, door, recipes
 from rookexp.errors import ConfigError
 from rookexp.sweep import probe
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from rookexp import check, nodes
+from rookexp.config import check, nodes
 from rookexp.reference import EmaSync, HardSync, Interpolate, Never
 
 RULES = [Never(), HardSync(every=1), EmaSync(decay=0.9, every=1)]

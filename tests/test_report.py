@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from rookexp import report
+from rookexp.run_folder import report
 from rookexp.verdict import Verdict
 
 PNG = b"\x89PNG\r\n"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from made_runs import config, make
 
-from rookexp import resume_checks
 from rookexp.errors import ConfigError
+from rookexp.run_folder import resume_checks
 
 
 def begun(folder: Path, **changes: Any) -> Path:

@@ -16,10 +16,10 @@ from rewarded import BLACK_ROW, MOVES, WHITE_ROW, a_of, a_prompts, flat, option,
 from rookexp.chess_text import END_OF_TEXT
 from rookexp.errors import ConfigError
 from rookexp.objectives.rollouts import with_groups
-from rookexp.rehearsal import Finding, Rehearsal
 from rookexp.rewards.by_task import ByTask
 from rookexp.rewards.environment import levenshtein, similarity
-from rookexp.symptoms import answers
+from rookexp.self_check import answers
+from rookexp.self_check.rehearsal import Finding, Rehearsal
 from rookexp.types import Rollouts
 
 START = a_of(*MOVES["ongoing"])

@@ -26,9 +26,9 @@ from rewarded import (
     worth,
 )
 
-from rookexp import nodes
 from rookexp.chess_text import Annotation, board_of, is_mate, legal_ucis
-from rookexp.door import conf_dir
+from rookexp.config import nodes
+from rookexp.config.door import conf_dir
 from rookexp.errors import ConfigError, DataError
 
 P_VARIANTS = [(name,) for name in P_OPTIONS] + [

@@ -14,8 +14,8 @@ import rewarded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rookexp import door
 from rookexp.chess_text import Annotation, build_p, parse_p
+from rookexp.config import door
 from rookexp.errors import DataError
 from rookexp.rewards.chess import PolicyReward
 from rookexp.tasks.mixed import Mixed

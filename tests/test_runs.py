@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from made_runs import config, make, rows
 
-from rookexp import measures, runs, verdict
+from rookexp import verdict
+from rookexp.comparison import measures
 from rookexp.errors import DataError
+from rookexp.run_folder import runs
 
 
 def test_a_run_is_read_back(tmp_path: Path) -> None:

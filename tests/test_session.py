@@ -20,8 +20,10 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from rookexp import door, pretrain, resume, resume_checks, run_info, session, train, verdict
+from rookexp import pretrain, session, train, verdict
+from rookexp.config import door, resume
 from rookexp.errors import ConfigError, NotSaved
+from rookexp.run_folder import resume_checks, run_info
 from rookexp.stop import Stop
 from rookexp.sweep import job
 from rookexp.track import JsonlTracker
@@ -84,7 +86,8 @@ def at_step(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], object
 
 KILLED = """
 import os, sys
-from rookexp import composing, policies, track, train
+from rookexp import policies, track, train
+from rookexp.config import composing
 log = track.JsonlTracker.log
 def last(self, step, values):
     log(self, step, values)
@@ -355,7 +358,8 @@ def test_a_second_signal_does_not_wait(second: signal.Signals, error: type[BaseE
 
 PIPED = f"""
 import os, sys
-from rookexp import door, train
+from rookexp import train
+from rookexp.config import door
 sys.argv = ["train", *"{TRAIN} steps=50 save_every=50 track=local hydra.run.dir=run".split()]
 sys.argv += [f"track.health.{{name}}=1" for name in ("truncated", "identical", "dead_groups")]  # which speak on stderr
 if os.environ["SIGNAL"]:

@@ -11,7 +11,8 @@ import hydra
 import numpy as np
 import pytest
 
-from rookexp import build, composing, door
+from rookexp import build
+from rookexp.config import composing, door
 
 DOCS = composing.PACKAGE.parent / "docs"
 pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="an installed package has no docs")

@@ -14,8 +14,9 @@ import pytest
 import sweep_task
 import yaml
 
-from rookexp import door, train
-from rookexp import points as comparison
+from rookexp import train
+from rookexp.comparison import points as comparison
+from rookexp.config import door
 from rookexp.errors import RunPruned
 from rookexp.sweep import job, liveness
 

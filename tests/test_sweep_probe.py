@@ -10,7 +10,7 @@ import pytest
 from hydra.conf import HydraConf
 from omegaconf import OmegaConf
 
-from rookexp import recipes
+from rookexp.config import recipes
 from rookexp.errors import ConfigError
 from rookexp.sweep import probe, space
 

@@ -16,9 +16,11 @@ from made_runs import make, rows
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from rookexp import measures, runs, statistics, wording
+from rookexp import statistics
+from rookexp.comparison import measures, wording
+from rookexp.comparison.points import Point
 from rookexp.errors import DataError, TrainingDiverged
-from rookexp.points import Point
+from rookexp.run_folder import runs
 from rookexp.sweep import outcome, ranking, results
 from rookexp.sweep.outcome import Outcome
 from rookexp.sweep.ranking import Standing

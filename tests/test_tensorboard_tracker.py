@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rookexp.errors import ConfigError
-from rookexp.tensorboard_tracker import TensorBoardTracker
+from rookexp.trackers.tensorboard_tracker import TensorBoardTracker
 
 
 def record(folder: Path, start: int, stop: int, first_step: int) -> None:

@@ -16,8 +16,10 @@ import pytest
 import torch
 import yaml
 
-from rookexp import console, run_info, track
+from rookexp import track
 from rookexp.errors import DataError
+from rookexp.run_folder import run_info
+from rookexp.trackers import console
 
 
 def jsonl(folder: Path, first_step: int = 0) -> track.JsonlTracker:

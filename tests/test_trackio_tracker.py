@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from rookexp.errors import ConfigError
-from rookexp.trackio_tracker import TrackioTracker
+from rookexp.trackers.trackio_tracker import TrackioTracker
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = """
 import sys
 from pathlib import Path
-from rookexp.trackio_tracker import TrackioTracker
+from rookexp.trackers.trackio_tracker import TrackioTracker
 for name, steps in (("0", range(0, 3)), ("1", range(0, 2)), ("0", range(3, 5))):  # the third resumes the first
     tracker = TrackioTracker(project="p", group="g", name="same", folder=Path(sys.argv[1]) / name)
     tracker.start({"seed": 0, "hub": {"token": "hush-hush"}})

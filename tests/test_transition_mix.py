@@ -10,12 +10,14 @@ import chess
 import hydra
 import pytest
 
-from rookexp import a_documents, composing, data, door
+from rookexp import data
+from rookexp.config import composing, door
+from rookexp.corpora import a_documents
+from rookexp.corpora.transition_mix import TransitionMix
 from rookexp.errors import ConfigError, DataError
 from rookexp.shares import row_counts
 from rookexp.tasks import positions
 from rookexp.tasks.environment import EnvironmentPrompt, load_questions
-from rookexp.transition_mix import TransitionMix
 
 ASSETS = composing.PACKAGE / "assets" / "positions"
 SHARES = {"ongoing": 0.47, "opening": 0.27, "castling": 0.06, "en_passant": 0.04, "promotion": 0.06, "mate": 0.06}
@@ -68,7 +70,7 @@ def test_what_ships_is_what_the_command_makes_balanced_and_held_out() -> None:
 
 def test_only_positions_of_the_test_split_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(positions, "split_of", lambda key: "train")
-    monkeypatch.setattr("rookexp.transition_mix.ATTEMPTS", 3)
+    monkeypatch.setattr("rookexp.corpora.transition_mix.ATTEMPTS", 3)
     with pytest.raises(DataError, match=r"transitions: no further opening in 3 games"):
         mix(rows=1, eval_rows=1, shares={"opening": 1.0}).make()
 

@@ -21,7 +21,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rookexp import chess_text, door, policies
+from rookexp import chess_text, policies
+from rookexp.config import door
 from rookexp.errors import DataError
 from rookexp.player import Player, choose
 from rookexp.rewards.engine import find_stockfish

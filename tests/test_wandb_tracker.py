@@ -22,9 +22,10 @@ import pytest
 import torch
 import yaml
 
-from rookexp import console, track, wandb_tracker
+from rookexp import track
 from rookexp.errors import ConfigError
-from rookexp.wandb_tracker import COLUMNS, WandbTracker, key_at_hand
+from rookexp.trackers import console, wandb_tracker
+from rookexp.trackers.wandb_tracker import COLUMNS, WandbTracker, key_at_hand
 
 ROOT = Path(__file__).resolve().parent.parent
 KEY = "plantedkey" * 4

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from made_runs import make
 
-from rookexp import points, wording
+from rookexp.comparison import points, wording
 from rookexp.statistics import Interval
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from rookexp import build, generate, nodes, ops, policies
+from rookexp import build, generate, ops, policies
 from rookexp.benchmark.turns import Stopwatch, Turns, peak_bytes
 from rookexp.benchmark.workload import read_prompts
+from rookexp.config import nodes
 from rookexp.hardware import Hardware
 from rookexp.track import Tracker
 

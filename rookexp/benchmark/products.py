@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rookexp import nodes, ops
+from rookexp import ops
 from rookexp.benchmark.turns import Turns, now
 from rookexp.benchmark.workload import config_of
+from rookexp.config import nodes
 from rookexp.hardware import Hardware
 from rookexp.models.gpt2 import GPT2Config
 

@@ -9,10 +9,10 @@ from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 
-from rookexp import run_info
 from rookexp.benchmark.roofline import Machine
 from rookexp.benchmark.settings import COMPARED
 from rookexp.errors import DataError
+from rookexp.run_folder import run_info
 
 
 def heading(machine: Machine) -> str:

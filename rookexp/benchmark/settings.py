@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Len, Lt, MinLen
 
-from rookexp import across, build, check
+from rookexp import build
+from rookexp.config import across, check
 from rookexp.errors import ConfigError
 
 GROUPS = ("grpo", "loss", "baseline", "kl", "reference", "optim", "hardware")

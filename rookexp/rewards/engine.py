@@ -18,8 +18,8 @@ from typing import Any
 import chess
 import chess.engine
 
-from rookexp.check import spell
 from rookexp.chess_text import MATE_CP
+from rookexp.config.check import spell
 from rookexp.errors import EngineError, PartError
 
 PATH_HINT = "engine_path=FILE, in training reward.engine.path=FILE (of one task, reward.rewards.P.engine.path=FILE)"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rookexp.errors import ConfigError, RunPruned
-from rookexp.run_info import TRIAL
+from rookexp.run_folder.run_info import TRIAL
 
 if TYPE_CHECKING:
     from optuna import Study

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.utils import JobReturn, JobStatus
 from optuna.trial import TrialState
 
-from rookexp import measures, run_info, runs, track, verdict
+from rookexp import track, verdict
+from rookexp.comparison import measures
 from rookexp.errors import RookexpError, reason_of
 from rookexp.files import write_atomic
+from rookexp.run_folder import run_info, runs
 
 if TYPE_CHECKING:
     from rookexp.sweep.study import Plan

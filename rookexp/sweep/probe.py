@@ -12,7 +12,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rookexp import across, composing, door, recipes
+from rookexp.config import across, composing, door, recipes
 from rookexp.errors import ConfigError
 from rookexp.sweep.space import Listed, Point, Scalar, Space
 

@@ -14,9 +14,11 @@ import optuna
 from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import FrozenTrial, TrialState
 
-from rookexp import measures, points, runs, statistics, wording
+from rookexp import statistics
+from rookexp.comparison import measures, points, wording
+from rookexp.comparison.points import Point
 from rookexp.errors import DataError
-from rookexp.points import Point
+from rookexp.run_folder import runs
 from rookexp.statistics import Interval
 from rookexp.sweep import study
 from rookexp.sweep.space import Listed

@@ -11,14 +11,15 @@ from typing import IO, Any
 import yaml
 from optuna.trial import FrozenTrial, TrialState
 
-from rookexp import check, points, wording
-from rookexp.console import plain_table, reader
+from rookexp.comparison import points, wording
+from rookexp.config import check
 from rookexp.files import csv_of, write_atomic
-from rookexp.report import PLAIN_WIDTH
-from rookexp.run_info import plain
+from rookexp.run_folder.report import PLAIN_WIDTH
+from rookexp.run_folder.run_info import plain
 from rookexp.sweep import storage, study
 from rookexp.sweep.ranking import Standing, feasible, spread
 from rookexp.sweep.study import Book, Plan
+from rookexp.trackers.console import plain_table, reader
 
 TABLE, BEST, PAGE = "trials.csv", "optimization_results.yaml", "sweep.html"
 FIRST = ("gain", "reward", "best", "kl", "entropy", "kl_share", "seconds")  # columns, where they were logged
@@ -32,7 +33,9 @@ def write(plan: Plan, book: Book) -> None:
     write_atomic(plan.folder / BEST, yaml.safe_dump(plain(summary(now)), sort_keys=False))
     if now.complete:
         try:
-            from rookexp import page  # which takes a second to import, and a mistyped sweep need not wait for it
+            from rookexp.comparison import (
+                page,  # which takes a second to import, and a mistyped sweep need not wait for it
+            )
 
             page.write(points.compare([plan.folder]), plan.folder / PAGE)
         except Exception as error:  # a page that cannot be drawn is no reason to end a sweep

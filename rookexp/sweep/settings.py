@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Le, MinLen
 from optuna.exceptions import ExperimentalWarning
 
-from rookexp import check, nodes, runs
+from rookexp.config import check, nodes
 from rookexp.errors import ConfigError
+from rookexp.run_folder import runs
 
 PREFIX = "hydra.sweeper"
 CONSTRAINT = re.compile(r"\s*(\S+?)\s*(<=|>=)\s*(\S+)\s*")

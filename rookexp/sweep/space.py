@@ -21,7 +21,7 @@ from hydra.core.override_parser.types import (
     Transformer,
 )
 
-from rookexp import check
+from rookexp.config import check
 from rookexp.errors import ConfigError
 
 if TYPE_CHECKING:

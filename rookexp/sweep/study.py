@@ -14,10 +14,10 @@ import yaml
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from rookexp import runs
 from rookexp.errors import ConfigError
 from rookexp.files import write_atomic
-from rookexp.run_info import SWEEP
+from rookexp.run_folder import runs
+from rookexp.run_folder.run_info import SWEEP
 from rookexp.sweep import job, liveness, outcome
 from rookexp.sweep.liveness import Worker
 from rookexp.sweep.settings import Settings

@@ -5,10 +5,11 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from rookexp import check, runs
-from rookexp.console import plain_table, reader
-from rookexp.report import PLAIN_WIDTH
-from rookexp.runs import Run
+from rookexp.config import check
+from rookexp.run_folder import runs
+from rookexp.run_folder.report import PLAIN_WIDTH
+from rookexp.run_folder.runs import Run
+from rookexp.trackers.console import plain_table, reader
 
 FIGURES = ("gain", "reward", "kl", "entropy", "seconds")
 

@@ -18,10 +18,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from optuna.trial import FrozenTrial, TrialState
 
-from rookexp import check, composing, door, mistakes, resume, runs, track
+from rookexp import track
+from rookexp.config import check, composing, door, mistakes, resume
 from rookexp.errors import ConfigError, SweepFailed, VerdictFailed, reason_of
 from rookexp.files import write_atomic
-from rookexp.run_info import TRIAL, redacted
+from rookexp.run_folder import runs
+from rookexp.run_folder.run_info import TRIAL, redacted
 from rookexp.sweep import job, liveness, outcome, probe, ranking, results, space, study
 from rookexp.sweep.liveness import Worker
 from rookexp.sweep.settings import PREFIX, settings

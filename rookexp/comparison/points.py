@@ -1,0 +1,303 @@
+"""Runs as points: those that differ in the seed only are one, and each is set beside a baseline."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rookexp import statistics
+from rookexp.comparison import measures
+from rookexp.config import check
+from rookexp.errors import ConfigError, DataError
+from rookexp.run_folder import runs
+from rookexp.run_folder.run_info import CONFIG, INFO, SWEEP, TRIAL
+from rookexp.run_folder.runs import Run
+from rookexp.statistics import Difference, Interval
+
+SHOWN = 8  # names in a note
+SILENT = ("steps", "hardware", "hydra")  # groups and keys that may change on the way
+MAIN = "gain"  # the figure by which points are judged, unless a sweep has another objective
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Runs of one configuration under several seeds."""
+
+    name: str
+    runs: tuple[Run, ...]  # one a seed, in the order of the seeds
+    figures: tuple[dict[str, float], ...]  # of each run
+    settings: dict[str, Any]  # key -> value, of what varies among the points
+    asked: dict[int, measures.Asked]  # by seed, of the runs that have logged it
+
+    @property
+    def finished(self) -> tuple[Run, ...]:
+        """The runs that came to their end; only these count."""
+        return tuple(run for run in self.runs if run.status == "finished")
+
+    def by_seed(self, figure: str) -> dict[int, float]:
+        """The figure of each finished run that has it; a run without a seed is as good as one with seed 0."""
+        pairs = zip(self.runs, self.figures, strict=True)
+        return {run.seed or 0: own[figure] for run, own in pairs if run.status == "finished" and figure in own}
+
+    @property
+    def verdicts(self) -> list[bool]:
+        """Whether each run that was judged has passed."""
+        return [bool(run.summary["verdict"]["passed"]) for run in self.runs if run.summary.get("verdict")]
+
+    def interval(self, figure: str) -> Interval:
+        """Mean over the seeds of finished runs, with Student's t interval, as far as the figure can have its values."""
+        return measures.possible(figure, statistics.mean(list(self.by_seed(figure).values())))
+
+    def unlike(self, other: Point, figure: str) -> str | None:
+        """Why a figure is not the same measure in the two, as under two rewards; None where it is."""
+        return measures.unlike(figure, self.runs[0], other.runs[0], self.asked, other.asked)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Points, and each of them beside the baseline."""
+
+    title: str
+    points: tuple[Point, ...]
+    baseline: Point
+    beside: dict[str, dict[str, Difference | str]]  # point -> figure -> difference, or why there is none
+    main: str  # the figure that the words are about
+    notes: tuple[str, ...]  # what a reader has to know before the numbers
+    minimized: bool = False  # whether less of the main figure is better, as a sweep may have it
+
+    @property
+    def ranked(self) -> list[Point]:
+        """The baseline, then the others by their mean of the main figure, best first; those without one last."""
+        sign = 1 if self.minimized else -1
+
+        def key(point: Point) -> tuple[bool, float]:
+            value = point.interval(self.main).value
+            return value != value, sign * value
+
+        return [self.baseline, *sorted((point for point in self.points if point is not self.baseline), key=key)]
+
+
+def compare(folders: Sequence[Path], *, baseline: str | None = None) -> Comparison:
+    """The runs in the folders as points, each beside the baseline: the named point, the sweep's own, or the first
+    that has finished.
+
+    A trial of a sweep is named `#7`, other points after their first run's folder.
+    Of several, one without a run is noted and left out, as in `sweep/*`; so is a file, without a word.
+    Raises: DataError for a name that does not exist, and where there is no run at all; ConfigError where no point has
+    the baseline's name.
+    """
+    inside = {folder: runs.find(folder) for folder in folders}
+    found = [run for some in inside.values() for run in some]
+    missing = next((folder for folder in folders if not folder.exists()), None)
+    if missing is not None or not found:
+        why = f"{missing}: no such folder" if missing is not None else f"{' '.join(map(str, folders))}: no run in it"
+        raise DataError(f"{why}; allowed: run folders (with a {CONFIG}) and folders that hold them")
+    notes = [f"{folder}: no run in it; left out" for folder, some in inside.items() if folder.is_dir() and not some]
+    read = [runs.read(folder) for folder in dict.fromkeys(path.resolve() for path in found)]
+    follow = runs.following([runs.flat(run.config) for run in read])
+    groups: dict[str, list[Run]] = {}
+    for run in read:
+        groups.setdefault(_group(run, follow), []).append(run)
+    members = [_one_a_seed(group, notes) for group in groups.values()]
+    varying = runs.differing([group[0].config for group in members])
+    varying = dict(sorted(varying.items(), key=lambda item: any("/" in str(value) for value in item[1])))  # paths last
+    names = _names(members)
+    settings = _settings(members, varying)
+    points = tuple(
+        of(name, group, {key: values[i] for key, values in settings.items()})
+        for i, (name, group) in enumerate(zip(names, members, strict=True))
+    )
+    base = _baseline(points, baseline, folders, notes)
+    main = MAIN if any(MAIN in own for point in points for own in point.figures) else "tokens_per_s"
+    main, minimized = _aimed_at(folders, main, notes)
+    beside = {point.name: _beside(point, base, main, len(points) - 1) for point in points if point is not base}
+    notes += _notes(points, varying)
+    title = folders[0].resolve().name if len(folders) == 1 else f"{len(points)} points, {len(read)} runs"
+    return Comparison(title, points, base, beside, main, tuple(notes), minimized)
+
+
+def of(name: str, group: Sequence[Run], settings: dict[str, Any]) -> Point:
+    """Runs that differ in the seed only as a point."""
+    figures = tuple(runs.figures(run.rows) for run in group)
+    return Point(name, tuple(group), figures, settings, measures.asked(group))
+
+
+def label(key: str, value: Any) -> str:
+    """A setting as it would be typed, import paths without their modules."""
+    return f"{key.removesuffix('._target_')}={text(value)}"
+
+
+def text(value: Any) -> str:
+    """A config value in a table: short floats, and of an import path the last word."""
+    if isinstance(value, bool) or value is None:
+        return check.spell(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, str) and value.startswith("rookexp."):
+        return value.rpartition(".")[2]
+    return "[" + ",".join(map(text, value)) + "]" if isinstance(value, list) else str(value)
+
+
+def trial(run: Run) -> dict[str, Any]:
+    """What a sweep has noted of the run's place in it; {} outside of sweeps."""
+    return _json(run.folder / TRIAL)
+
+
+def sweep(folder: Path) -> dict[str, Any]:
+    """What a sweep has noted of itself; {} for a folder that is none."""
+    return _json(folder / SWEEP)
+
+
+def _group(run: Run, follow: Collection[str]) -> str:
+    """Equal for runs of one point: the trial of a sweep, elsewhere the configuration without the seeds that vary."""
+    number = trial(run).get("trial")
+    if number is not None:
+        return f"{run.folder.parent}\n{number}"
+    told = {key: value for key, value in runs.flat(run.config).items() if runs.told(key) and key not in follow}
+    return json.dumps(told, sort_keys=True, default=str)
+
+
+def _one_a_seed(group: Sequence[Run], notes: list[str]) -> list[Run]:
+    """One run a seed in the seeds' order: of several the one that finished, else the last."""
+    kept: dict[int | None, Run] = {}
+    for run in group:
+        other = kept.setdefault(run.seed, run)
+        if other is not run:
+            keeps = other.status == "finished" and run.status != "finished"
+            better, left = (other, run) if keeps else (run, other)
+            notes.append(f"{left.folder.name} is left out: {better.folder.name} has the same settings and seed")
+            kept[run.seed] = better
+    return sorted(kept.values(), key=lambda run: (run.seed is None, run.seed or 0))
+
+
+def _settings(groups: Sequence[Sequence[Run]], varying: Mapping[str, tuple[Any, ...]]) -> Mapping[str, tuple[Any, ...]]:
+    """What varies among the points, by dotted key; of trials of one sweep as it was typed, before what else varies."""
+    notes = [trial(group[0]) for group in groups]
+    alike = {(note.get("sweep"), tuple(note.get("params", {}))) for note in notes}
+    if len(alike) > 1 or not notes[0].get("params"):
+        return varying
+    typed = {key: tuple(note["params"][key] for note in notes) for key in notes[0]["params"]}
+    paths = [key.lstrip("+").rpartition("@")[2] for key in typed]
+    rest = {k: v for k, v in varying.items() if not runs.within(k, paths)}
+    return {key: values for key, values in typed.items() if len(set(map(repr, values))) > 1} | rest
+
+
+def _names(groups: Sequence[Sequence[Run]]) -> list[str]:
+    """A short name for each point, unique: its trial's number, or its first run's folder."""
+    names = []
+    for group in groups:
+        number = trial(group[0]).get("trial")
+        names.append(group[0].folder.name if number is None else f"#{number}")
+    if len(set(names)) < len(names):
+        names = [f"{group[0].folder.parent.name}/{name}" for group, name in zip(groups, names, strict=True)]
+    return [name if names.count(name) == 1 else f"{name} ({names[:i].count(name) + 1})" for i, name in enumerate(names)]
+
+
+def _baseline(points: Sequence[Point], asked: str | None, folders: Sequence[Path], notes: list[str]) -> Point:
+    if asked is not None:
+        for point in points:
+            if asked in (point.name, point.name.removeprefix("#")):
+                return point
+        for point in points:
+            if Path(asked).resolve() in (run.folder for run in point.runs):
+                return point
+        listed = ", ".join(point.name for point in points[:20])
+        raise ConfigError(f"--baseline {asked}: no such point; allowed: {listed}{', ...' if len(points) > 20 else ''}")
+    named = sweep(folders[0]).get("baseline") if len(folders) == 1 else None
+    if isinstance(named, Mapping):
+        for point in points:
+            # A group's option is in the sweep's own note alone: a configuration has what the option says.
+            given = runs.flat(point.runs[0].config) | trial(point.runs[0]).get("params", {})
+            if all(key in given and text(given[key]) == text(value) for key, value in named.items()):
+                return point
+    whole = (point for point in points if len(point.finished) == len(point.runs))
+    base = next(whole, next((point for point in points if point.finished), points[0]))
+    if isinstance(named, Mapping) and named:
+        wanted = ", ".join(label(key, value) for key, value in named.items())
+        notes.append(f"the sweep's baseline, {wanted}, has no run here; points are compared with {base.name}")
+    return base
+
+
+def _aimed_at(folders: Sequence[Path], main: str, notes: list[str]) -> tuple[str, bool]:
+    """The figure to judge by, and whether less of it is better: a single sweep's first objective, where it is one."""
+    objectives = sweep(folders[0]).get("objectives") if len(folders) == 1 else None
+    if not objectives:
+        others = {str(each["name"]) for folder in folders for each in sweep(folder).get("objectives") or ()} - {main}
+        if others:
+            notes.append(f"several folders are judged by {main}; a sweep among them is about {', '.join(others)}")
+        return main, False
+    name, minimized = str(objectives[0]["name"]), objectives[0]["direction"] == "minimize"
+    if name in measures.FIGURES:
+        return name, minimized
+    notes.append(f"points are judged by {main} here; the sweep's objective is {name}, which is in its trials.csv")
+    return main, False
+
+
+def _beside(point: Point, base: Point, main: str, comparisons: int) -> dict[str, Difference | str]:
+    """Each figure that both have; only the main one is corrected for the number of points."""
+    found: dict[str, Difference | str] = {}
+    for figure in measures.FIGURES:
+        ours, theirs = point.by_seed(figure), base.by_seed(figure)
+        if not ours or not theirs:
+            continue
+        refused = point.unlike(base, figure)
+        found[figure] = refused or statistics.compared(ours, theirs, comparisons=comparisons if figure == main else 1)
+    return found
+
+
+def _notes(points: Sequence[Point], varying: Mapping[str, tuple[Any, ...]]) -> list[str]:
+    notes = []
+    if short := [point.name for point in points if 0 < len(point.finished) < len(point.runs)]:
+        notes.append(
+            f"{_listed(short)}: some runs did not finish; figures and intervals are of those that did, which flatters "
+            "a point that fails often"
+        )
+    if unmeasured := [point.name for point in points if not point.finished]:
+        notes.append(f"{_listed(unmeasured)}: no run finished, so there are no figures")
+    for run in (run for point in points for run in point.runs):
+        if anew := _anew(run):
+            notes.append(f"{run.folder.name} went on with {', '.join(anew)}: it stands here as if it had begun so")
+    apart = {measures.asked_apart(one.asked, other.asked) for one, other in itertools.pairwise(points)}
+    if {measures.OTHER_PROMPTS, measures.OTHER_ANSWERS} & apart or len({bool(point.asked) for point in points}) > 1:
+        notes.append("not all evaluations ask the same; rewards are compared only where they do")
+    if key := next((key for key in varying if key.split(".")[0] == "reward"), None):
+        notes.append(f"{key} differs: rewards under it are not on one scale and are not compared")
+    if any(key.split(".")[0] == "hardware" for key in varying):
+        notes.append("the hardware settings differ, and with them the times; where the precision does, results do, too")
+    found = {_json(run.folder / INFO).get("hardware", {}).get("precision") for point in points for run in point.runs}
+    if len(found - {None}) > 1 and "hardware.precision" not in varying:
+        notes.append("hardware.precision=auto came to bf16 in some runs and to fp32 in others: results differ by it")
+    ends = ((run, own) for point in points for run, own in zip(point.runs, point.figures, strict=True))
+    steps = {own.get("steps") for run, own in ends if run.status == "finished"}
+    if "steps" in varying or len(steps) > 1:
+        notes.append("the runs have different numbers of steps: a longer one had more to learn from")
+    return notes
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:SHOWN])}{', ...' if len(names) > SHOWN else ''}"
+
+
+def _anew(run: Run) -> list[str]:
+    """What was typed with `resume=` that says what is trained, so that the steps before had something else."""
+    info = _json(run.folder / INFO)
+    starts = [start.get("argv", ()) for start in (*info.get("earlier_starts", ()), info)]
+    found = []
+    for before, argv in itertools.pairwise(starts):
+        typed = {word: re.split(r"[=.@]", word.lstrip("+~"))[0] for word in argv if "=" in word and word[:1] != "-"}
+        if "resume" in typed.values():
+            found += [w for w, key in typed.items() if w not in before and runs.told(key) and key not in SILENT]
+    return found
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise DataError(f"{path}: no JSON ({error})") from error
+    return found if isinstance(found, dict) else {}

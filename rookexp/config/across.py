@@ -1,0 +1,85 @@
+"""What keys of one configuration say of each other: values that cannot go together, and values that cannot act."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rookexp.config import check
+from rookexp.config.nodes import Config
+from rookexp.run_folder import runs
+
+Flat = Mapping[str, Any]  # a configuration by dotted keys
+
+
+def check_rows(grpo: Config) -> None:
+    """Raises: ConfigError for more minibatches than a step has rows."""
+    rows = grpo["prompts_per_step"] * grpo["group_size"]
+    if grpo["minibatches"] > rows:
+        raise check.refusal("grpo.minibatches", grpo["minibatches"], f"allowed: at most the {rows} rows of a step")
+
+
+def check_moment(reference: Config, steps: int) -> None:
+    """Raises: ConfigError where the reference or the policy would move once, after the last step."""
+    if reference.get("at", 0) > steps:
+        why = f"it would never come: the run ends with steps={steps}; allowed: 1 to {steps}"
+        raise check.refusal("reference.at", reference["at"], why)
+
+
+def idle(config: Config, typed: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The `KEY=VALUE` of `typed` that change nothing in a run of this configuration, or not what they say; and why."""
+    flat = runs.flat(config)
+    for text in typed:
+        key = text.lstrip("+").partition("=")[0]
+        for prefixes, why in IDLE.items():
+            if key.startswith(prefixes) and (said := why(flat)):
+                yield text, said
+
+
+def _one_update(flat: Flat) -> str | None:
+    module, _, loss = str(flat.get("loss._target_")).rpartition(".")
+    alike = module == "rookexp.losses" and loss != "Luspo"  # whose rows weigh as their lengths
+    if not alike or (flat.get("grpo.inner_epochs"), flat.get("grpo.minibatches")) != (1, 1):
+        return None
+    return "changes no gradient: each batch has one update, where every ratio is 1; grpo.minibatches=2 makes two"
+
+
+def _no_reference(flat: Flat) -> str | None:
+    coefs = (flat.get(f"kl.{name}") for name in ("coef", "start_coef", "end_coef"))
+    if any(coefs) or not str(flat.get("kl._target_")).startswith("rookexp.coefficients."):
+        return None
+    return "changes nothing: the KL coefficient stays 0; kl=fixed has one"
+
+
+def _late_penalty(flat: Flat) -> str | None:
+    warmup, steps = flat.get("kl.warmup"), flat.get("steps")
+    if (flat.get("kl.shape"), flat.get("kl.unit")) != ("switch", "steps") or not warmup or warmup < steps:
+        return None
+    return f"changes nothing: the KL coefficient stays 0 for kl.warmup={warmup} steps, and the run has {steps}"
+
+
+def _late_rate(flat: Flat) -> str | None:
+    warmup, steps = flat.get("optim.schedule.warmup_steps", 0), flat.get("steps", 0)
+    if warmup <= steps:
+        return None
+    return f"is more than steps={steps}: the rate ends at {steps / warmup:.0%} of optim.lr"
+
+
+def _not_resampled(flat: Flat) -> str | None:
+    mode = flat.get("grpo.dead_groups", "resampled")
+    return None if mode == "resampled" else f"changes nothing with grpo.dead_groups={mode}; resampled asks again"
+
+
+def _undivided(flat: Flat) -> str | None:
+    return "changes nothing with baseline.std=none: nothing is divided" if flat.get("baseline.std") == "none" else None
+
+
+# How a key begins, and when it cannot act.
+IDLE: dict[tuple[str, ...], Callable[[Flat], str | None]] = {
+    ("loss",): _one_update,
+    ("grpo.kl_type", "grpo.kl_placement", "reference."): _no_reference,
+    ("kl.coef", "kl.warmup"): _late_penalty,
+    ("optim.schedule.warmup_steps",): _late_rate,
+    ("grpo.max_resamples",): _not_resampled,
+    ("baseline.std_eps", "baseline.std_floor"): _undivided,
+}

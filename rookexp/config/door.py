@@ -1,0 +1,268 @@
+"""What the doors share: from what was typed to a task's call, and errors as one line on stderr."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra._internal.utils import get_args_parser
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from rookexp import stop
+from rookexp.config import environment, mistakes, recipes, resume
+from rookexp.config.composing import HYDRA_VERSION, PACKAGE, conf_dir, configs, refuse_hidden, searchpath, version_base
+from rookexp.errors import ConfigError, DataError, EngineError, Reconfigured, RookexpError, RunStopped
+from rookexp.run_folder import labels
+from rookexp.run_folder.run_info import is_secret
+
+PRESETS = ("experiment", "sweep", "debug")  # groups for which `+group=option` means the same as `group=option`
+SWEEPER, SWEEP_KEY = "hydra.sweeper.", "sweep."  # the long name of a sweeper's key, and the one that is typed
+SWEEPS = ("sweep=", "hydra/sweeper=")  # what makes -m one of our sweeps
+FULL_ERROR = "HYDRA_FULL_ERROR"  # Hydra's own variable: 1 shows tracebacks
+
+Task = Callable[[dict[str, Any], Path], Any]
+Check = Callable[[dict[str, Any]], Any]
+
+
+def enter(task: Task, config_name: str, check: Check | None = None) -> None:
+    """Composes conf/<config_name>.yaml with the command line and calls `task(config, run_dir)`; exits on an error.
+
+    `config` is plain and resolved. `check` raises for one that no job of a sweep can have, before the sweep runs any.
+    Exit status: 2 for what was typed or is missing, 1 for a run that failed, 128 and a signal's number for one that the
+    signal ended. With HYDRA_FULL_ERROR=1 every error is a traceback.
+    """
+    environment.print_any_text()
+    wants_traceback = os.environ.get(FULL_ERROR) == "1"
+    started = False
+    failed: list[int] = []  # the status of each job that has had its line
+    sweeps: set[Path] = set()  # folders of Hydra's own
+
+    def job(config: DictConfig) -> Any:
+        nonlocal started
+        started = True
+        register_resolvers()  # a launcher may have started another process
+        which = ""
+        if in_a_sweep() and in_this_process():
+            sweeps.add(Path(str(HydraConfig.get().sweep.dir)))
+            which = f"job {HydraConfig.get().job.num} ({' '.join(HydraConfig.get().overrides.task)}): "
+        try:
+            return call(task, config)
+        except RunStopped as error:
+            sys.exit(error.status)  # of a sweep the jobs to come are not wanted either
+        except BrokenPipeError:  # raised here it would have a line by Hydra
+            sys.exit(stop.unread())
+        except (RookexpError, OSError, MemoryError, RuntimeError) as error:
+            told = line_and_status(error, config_name, started=True)
+            if told is None or wants_traceback or not in_this_process():
+                raise
+            print(f"error: {which}{told[0]}", file=sys.stderr)  # raised here it would have a second line by Hydra
+            failed.append(told[1])
+        finally:
+            leave_no_empty(Path(HydraConfig.get().runtime.output_dir))
+
+    job.check = check  # type: ignore[attr-defined]  # which the sweeper finds there
+    try:
+        through_hydra(job, config_name)
+        for folder in sweeps:
+            from rookexp.sweep import summary
+
+            summary.show(folder)
+        sys.stdout.flush()  # here, for at its end Python has no say in the exit status
+        if failed:
+            sys.exit(max(failed))
+    except KeyboardInterrupt:
+        if wants_traceback:
+            raise
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(stop.unread())
+    except Exception as error:
+        told = None if wants_traceback else line_and_status(error, config_name, started=started)
+        if told is None:
+            raise
+        print(f"error: {told[0]}", file=sys.stderr)
+        sys.exit(told[1])
+
+
+def through_hydra(job: Callable[[DictConfig], Any], config_name: str) -> None:
+    """Has Hydra read the command line and call the job, once or for each point of a sweep; its errors come through."""
+    register_resolvers()
+    # For each group that --help lists Hydra copies all it knows, this store of its own defaults above all.
+    ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
+    environment.load(Path.cwd())
+    sys.argv[1:] = arrange(sys.argv[1:], config_name)
+    asked = os.environ.get(FULL_ERROR)
+    os.environ[FULL_ERROR] = "1"  # else Hydra would print its errors itself
+    try:
+        hydra.main(config_path=str(conf_dir()), config_name=config_name, **version_base())(job)()
+    finally:
+        if asked != "1":
+            del os.environ[FULL_ERROR]
+
+
+def call(task: Task, config: DictConfig) -> Any:
+    """What the task gives; it is called a second time where it has found the value of a key itself."""
+    folder = Path(HydraConfig.get().runtime.output_dir)
+    try:
+        return task(plain(config), folder)
+    except Reconfigured as found:
+        OmegaConf.update(config, found.key, found.value)
+    return task(plain(config), folder)  # here nothing holds what the first one has built
+
+
+def leave_no_empty(folder: Path) -> None:
+    """Removes the run folder that Hydra has made where nothing was written, as by a command that was refused, and what
+    is empty then of the folders above it, inside the one where the command was typed.
+    """
+    with suppress(OSError):  # one is not empty
+        for made in (folder, *folder.parents):
+            if made == folder != Path.cwd() or Path.cwd() in made.parents:
+                made.rmdir()
+
+
+def line_and_status(error: Exception, config_name: str, *, started: bool) -> tuple[str, int] | None:
+    """An error as a line, and the exit status: 2 for what was typed or is missing, 1 for a run that failed.
+
+    None for a mistake in the program, whose place matters.
+    """
+    if isinstance(error, RookexpError):
+        return as_typed(error), 2 if isinstance(error, (ConfigError, DataError, EngineError)) else 1
+    if said := mistakes.of_system(error, started=started):
+        return said, 1 if started else 2
+    return None if started else (as_typed(mistakes.explain(error, sys.argv[1:], config_name)), 2)
+
+
+def as_typed(message: object) -> str:
+    """A message with a sweep's keys as they are typed here."""
+    return str(message).replace(SWEEPER.rstrip("."), SWEEP_KEY.rstrip("."))
+
+
+def in_this_process() -> bool:
+    """Whether this is Hydra's own way to run a job, which needs no exception to know of a failure."""
+    parts = HydraConfig.get().sweeper, HydraConfig.get().launcher
+    return HydraConfig.get().mode == RunMode.RUN or all(
+        str(p["_target_"]).startswith("hydra._internal.") for p in parts
+    )
+
+
+def in_a_sweep() -> bool:
+    """Whether this run is one of several that -m has started, by a sweep of ours or by Hydra's own."""
+    return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+
+
+def typed() -> list[str]:
+    """The overrides of this run, without those that took out a recipe's values; [] where Hydra has not started it."""
+    if not HydraConfig.initialized():
+        return []
+    given = HydraConfig.get().overrides
+    return recipes.typed(list(given.task), str(HydraConfig.get().job.config_name), searchpath(given.hydra))
+
+
+def note_start(folder: Path) -> None:
+    """Notes in a run's folder what it was started with, or goes on with."""
+    if HydraConfig.initialized():
+        resume.note(folder, typed(), OmegaConf.to_yaml(HydraConfig.instance().cfg))
+
+
+def register_resolvers() -> None:
+    """What YAML calls as `${NAME:}`.
+
+    `short_id`: six letters that make a run's folder its own. `asset:NAME`: an embedded folder's path. `conf`: the
+    folder of all options. `label:KIND`: the run's name, group or tags.
+    """
+    # Hydra 1.4 comes with OmegaConf 2.4, where this name replaces the other; before, it was another function's.
+    register: Any = OmegaConf.register_new_resolver if HYDRA_VERSION < (1, 4) else OmegaConf.register_resolver
+    register("short_id", lambda: secrets.token_hex(3), use_cache=True, replace=True)
+    register("asset", lambda name: str(PACKAGE / "assets" / name), replace=True)
+    register("conf", lambda: str(conf_dir()), replace=True)
+    register("label", labels.of_run, replace=True)
+
+
+def plain(config: DictConfig) -> dict[str, Any]:
+    """The config as dicts, lists and scalars with every interpolation resolved.
+
+    Raises: ConfigError for an interpolation that leads nowhere and for a `???` that was not given.
+    """
+    try:
+        resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        reason = str(error).split("\n")[0]
+        raise ConfigError(f"{error.full_key or 'config'}: {reason}") from error
+    assert isinstance(resolved, dict)
+    return {str(key): value for key, value in resolved.items()}
+
+
+def arrange(argv: list[str], config_name: str) -> list[str]:
+    """The arguments with flags first, without the + of `+experiment=`, `sweep.` long, `resume=` carried out.
+
+    Raises: ConfigError for a flag that Hydra does not have, for a folder that is not there or cannot be resumed, and
+    for a sweep's recipe or key without a sweep.
+    """
+    argv = [arg[1:] if arg.startswith(tuple(f"+{group}=" for group in PRESETS)) else arg for arg in argv]
+    parser = get_args_parser()
+    known, unknown = parser.parse_known_args(argv)
+    for arg in unknown:
+        if arg.startswith("-"):
+            from rookexp.config import check
+
+            flags = sorted(flag for flag in parser._option_string_actions if flag.startswith("--"))
+            hint = check.nearest(arg.split("=")[0], flags)
+            raise ConfigError(f"{arg}: no such flag; allowed: key=value, group=option, {', '.join(flags)}{hint}")
+    if known.config_dir is not None and not Path(known.config_dir).is_dir():  # which Hydra says twice
+        raise ConfigError(f"--config-dir {known.config_dir}: no such folder; allowed: one that is laid out like conf/")
+    overrides = [*known.overrides, *unknown]
+    for text in overrides:
+        if is_secret(text.lstrip("+")):  # before Hydra writes it into the run's folder
+            key = text.partition("=")[0]
+            raise ConfigError(f"{key}=***: others can read what is typed; put W&B's key into .env: WANDB_API_KEY=...")
+        if text.startswith("task_name=") and set("/[{") & set(text):  # a folder and a file are named after it
+            raise ConfigError(f"{text}: allowed: a name without / [ {{")
+    flags = [arg for arg in argv if arg not in overrides]
+    words = resume.continued(flags, sweeping(overrides, known.multirun), config_name)
+    args = parser.parse_args(words)
+    name = args.config_name or config_name
+    try:
+        refuse_hidden(args)
+        with configs(args) as extra:  # as Hydra will compose it
+            if known.multirun and (
+                any(text.startswith(SWEEPS) for text in overrides) or "sweep" in recipes.chosen_by(name, extra)
+            ):
+                return words  # our sweep does the same for each point
+            varied = recipes.varied(args.overrides, name, extra) if known.multirun else []
+            added = recipes.taken_out(args.overrides, name, extra)
+    except (HydraException, OmegaConfBaseException, YAMLError):
+        return words  # Hydra will find the same mistake when it composes, and mistakes.explain says which it is
+    if varied:
+        raise ConfigError(
+            f"{' '.join(varied)}: beside a recipe Hydra's own -m runs each option with the recipe's values; "
+            "add sweep=grid, which gives each its own"
+        )
+    first = len(words) - len(args.overrides)  # the flags stand before it
+    return [*words[:first], *added, *words[first:]]
+
+
+def sweeping(overrides: list[str], multirun: bool) -> list[str]:
+    """The overrides with `sweep.KEY=` as `hydra.sweeper.KEY=`.
+
+    Raises: ConfigError for what is about a sweep in a command that is none of ours.
+    """
+    chosen = [text for text in overrides if text.startswith(SWEEPS)]
+    about = [text for text in overrides if text.startswith((SWEEP_KEY, "sampler=", "pruner="))]
+    for text in [*chosen, *about]:
+        if not multirun and text != "sweep=null":
+            raise ConfigError(f"{text}: about a sweep, which begins with the flag -m")
+    if about and not chosen:
+        raise ConfigError(f"{about[0]}: which sweep? add a recipe, as in sweep=grid, or hydra/sweeper=rookexp")
+    return [SWEEPER + text.removeprefix(SWEEP_KEY) if text.startswith(SWEEP_KEY) else text for text in overrides]

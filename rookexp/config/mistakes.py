@@ -1,0 +1,153 @@
+"""What is wrong with a command line that Hydra refuses: one line with the key, the value, and what is allowed."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import hydra
+from hydra._internal.utils import get_args_parser
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep
+from hydra.errors import HydraException, OverrideParseException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from rookexp.config.composing import configs, quoted
+from rookexp.errors import NotSaved, lacks_memory
+
+if TYPE_CHECKING:
+    from hydra.core.config_loader import ConfigLoader
+    from hydra.core.override_parser.types import Override
+
+SAID = 200  # characters of an allocator's message
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def explain(error: Exception, argv: list[str], config_name: str) -> str:
+    """One line for an error of Hydra's: the override that it is about, what is allowed, and the nearest spelling."""
+    args = get_args_parser().parse_args(argv)
+    try:
+        with configs(args) as accepted:
+            loader = GlobalHydra.instance().config_loader()
+            for text in single_values(args.overrides, loader):
+                if not args.multirun and text not in args.overrides:
+                    return f"{text.split('=')[0]}: several values need the flag -m; a list is written key=[a,b]"
+                try:
+                    hydra.compose(args.config_name or config_name, [*accepted, text])
+                except Exception as reason:  # a group overridden by a number fails deep inside
+                    config = hydra.compose(args.config_name or config_name, accepted, return_hydra_config=True)
+                    return explain_override(text, config, loader) or f"{text}: {one_line(reason)}"
+                accepted = [*accepted, text]
+    except OverrideParseException as reason:
+        return f"{reason.override}: allowed: key=value or group=option{as_text(str(reason.override))}"
+    except (HydraException, OmegaConfBaseException, YAMLError):
+        pass  # the config is wrong without any override, or for a reason that only the whole has
+    return one_line(error)
+
+
+def as_text(text: str) -> str:
+    """How an override that Hydra's grammar does not take is typed, where its value is a text with odd characters."""
+    key, equals, value = text.partition("=")
+    plain = f"{key}={quoted(value)}"
+    try:
+        OverridesParser.create().parse_override(plain)
+    except HydraException:
+        return ""
+    return f'; a value with such characters stands in quotes of its own: "{plain}"' if equals else ""
+
+
+def single_values(overrides: list[str], loader: ConfigLoader) -> Iterator[str]:
+    """The overrides with the choice of options first; of a sweep, each value by itself."""
+    parsed = OverridesParser.create(config_loader=loader).parse_overrides(overrides)
+    for override in sorted(parsed, key=lambda o: not loader.get_group_options(o.key_or_group)):
+        if override.is_sweep_override() and override.is_discrete_sweep():
+            name = (override.input_line or "").split("=", 1)[0]
+            yield from (f"{name}={value}" for value in override.sweep_string_iterator())
+        elif isinstance(interval := override.value(), IntervalSweep):
+            yield f"{override.get_key_element()}={interval.start}"
+        else:
+            yield override.input_line or ""
+
+
+def explain_override(text: str, config: DictConfig, loader: ConfigLoader) -> str | None:
+    """What is wrong with one override of a config that composes without it; None where nothing more can be said."""
+    from rookexp.config import check
+
+    override: Override = OverridesParser.create(config_loader=loader).parse_override(text)
+    key = override.key_or_group
+    options = sorted({*loader.get_group_options(key), *own_options(key, config)})
+    if options:
+        value = str(override.value())
+        if value in options and override.package is not None:  # an option inside a group's own, not of the defaults
+            return f"{text}: type +{text}" if not override.is_add() else f"{text}: there is an option already"
+        if value in options:
+            return f"{text}: {key} has a choice already; type {key}={value}"
+        return f"{text}: allowed: {', '.join(options)}{check.nearest(value, options, f'{key}=')}"
+    if override.is_add():
+        return f"{text}: there is a value already; type {text.lstrip('+')}"
+    parent: Any = config
+    done: list[str] = []
+    for part in key.split("."):
+        if not isinstance(parent, DictConfig):
+            return f"{text}: {'.'.join(done)} is a value and holds no keys"
+        if part not in parent:
+            names = [str(name) for name in parent if name != "hydra" and not str(name).startswith("_")]
+            if not done:  # a group without a choice, such as experiment, leaves no key
+                names = sorted({*names, *(str(g) for g in config.hydra.runtime.choices if "/" not in g)} - {"hydra"})
+            where = f"in {'.'.join(done)}" if done else "at the top"
+            hint = same_name(part, config) if not done else ""
+            hint = hint or check.nearest(part, names, "".join(f"{name}." for name in done))
+            return f"{text}: no such key; allowed {where}: {', '.join(names) or 'none'}{hint}"
+        done.append(part)
+        parent = parent._get_node(part)
+    return None
+
+
+def own_options(group: str, config: DictConfig) -> Iterator[str]:
+    """The options of a group in folders that were added on the command line."""
+    for source in config.hydra.runtime.config_sources:
+        if source.schema == "file":
+            yield from (file.stem for file in (Path(source.path) / group).glob("*.yaml"))
+
+
+def same_name(name: str, config: DictConfig) -> str:
+    """`; did you mean group.key?` for the first group with a key of that very name."""
+    groups = [str(group) for group, node in config.items() if isinstance(node, DictConfig) and name in node]
+    return f"; did you mean {groups[0]}.{name}?" if groups else ""
+
+
+def of_system(error: BaseException, *, started: bool) -> str | None:
+    """One line for an error that the machine makes, such as a full disk, and what helps; None for other errors.
+
+    Once a run has started, a file that is missing is a mistake in the program.
+    """
+    if lacks_memory(error):
+        less = "a smaller hardware.micro_batch, grpo.group_size or grpo.max_new_tokens"
+        return f"out of memory: {one_line(error)[:SAID]}; {less} needs less, and hardware.fit=true finds what fits"
+    cause = error if isinstance(error, OSError) else error.__cause__
+    if not isinstance(cause, OSError) or cause.strerror is None:
+        return None
+    said = f"{cause.filename or 'the run folder'}: {cause.strerror}"
+    if cause.errno in FULL:
+        return f"{said}; free some space and type the same again, or resume=FOLDER where a run has begun"
+    if cause.errno == errno.EROFS or not started:
+        return f"{said}; a run must be able to write: type hydra.run.dir=FOLDER, with -m hydra.sweep.dir=FOLDER"
+    if isinstance(cause, PermissionError) and cause.filename:
+        return f"{said}; it needs the right to be read, or written, by who types this"
+    return None
+
+
+def lacks_space(error: object) -> bool:
+    """Whether it is the disk's fault, so that the same again may go well."""
+    return isinstance(error, NotSaved) or (isinstance(error, OSError) and error.errno in FULL)
+
+
+def one_line(error: BaseException) -> str:
+    """An error's message on one line, with that of its cause."""
+    texts = [" ".join(str(error).split()), " ".join(str(error.__cause__ or "").split())]
+    return ": ".join(text for text in texts if text) or type(error).__name__

@@ -1,0 +1,95 @@
+"""From a plain config node, checked, to the object that its `_target_` builds."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from typing import Annotated, Any
+
+from annotated_types import MinLen
+
+from rookexp.config import check
+from rookexp.errors import ConfigError, DataError, PartError
+
+Config = Mapping[str, Any]
+Keys = Mapping[str, Mapping[str, Any]]
+
+TASK_NAME: dict[str, Any] = {"task_name": Annotated[str, MinLen(1)]}  # every door has it: Hydra's folders are named so
+
+
+def check_groups(
+    config: Config,
+    groups: Collection[str],
+    target: Callable[..., Any],
+    *,
+    given: Collection[str] = (),
+    group_given: Mapping[str, Collection[str]],
+    group_also: Keys,
+) -> dict[str, Any]:
+    """The keys at the top that are parameters of `target`; refused unless all others are `groups` of checked nodes.
+
+    `given`: parameters of `target` that no key may give, and `group_given` the same of a group's target; `group_also`:
+    a group's keys that are for somebody else, with their types.
+    Raises: ConfigError naming the full key, the value, what is allowed and the nearest spelling.
+    """
+    top = {key: value for key, value in config.items() if key not in groups}
+    parameters = [name for name in inspect.signature(target).parameters if name not in given]
+    names = [*groups, *dict.fromkeys([*parameters, *TASK_NAME])]
+    for key, value in top.items():
+        if key not in names:
+            near = check.nearest(key, names)
+            raise check.refusal(key, value, f"no such key or group; allowed at the top: {', '.join(names)}{near}")
+    also = {} if "task_name" in parameters else TASK_NAME
+    check.check_call(target, top, "", runtime=False, given=given, also=also)
+    for group in groups:
+        node = config.get(group)
+        if not isinstance(node, Mapping):
+            raise check.refusal(group, node, f"allowed: an option of conf/{group}/, as in {group}=NAME")
+        if group == "track":  # which holds several nodes
+            for name, inner in node.items():
+                if not isinstance(inner, Mapping) or "_target_" not in inner:
+                    raise check.refusal(f"track.{name}", inner, "allowed: a node with a _target_")
+        elif "_target_" not in node:
+            raise ConfigError(f"{group}._target_: missing; allowed: an import path, or {group}=NAME")
+        check.check_node(node, group, given=group_given.get(group, ()), also=group_also.get(group))
+    return {key: value for key, value in top.items() if key in parameters}
+
+
+def make(node: Config, path: str = "", /, **objects: Any) -> Any:
+    """What a checked node's `_target_` builds from its keys, from the nodes inside it, and from `objects` by name.
+
+    Of `objects` only those are passed that the target has a parameter for and the node has no key for. With
+    `_partial_: true` and a parameter still missing the result waits for it as a functools.partial.
+    Raises: ConfigError or DataError for what the target refuses; `path` is the node's own, where it is known.
+    """
+    target = check.locate(node["_target_"], "_target_")
+    values = {
+        key: inside(value, objects, check.join(path, key)) for key, value in node.items() if key not in check.META_KEYS
+    }
+    named = {n: p for n, p in inspect.signature(target).parameters.items() if p.kind in check.NAMED}
+    values = {name: value for name, value in objects.items() if name in named} | values
+    call = functools.partial(target, **values)
+    waits = any(n not in values and p.default is inspect.Parameter.empty for n, p in named.items())
+    if waits and node.get("_partial_", False):
+        return call
+    try:
+        return call()
+    except PartError as error:
+        raise ConfigError(check.join(path, str(error))) from error
+    except DataError as error:
+        raise DataError(f"{path}: {error}" if path else str(error)) from error
+
+
+def inside(value: Any, objects: Config, path: str) -> Any:
+    """A config value with the nodes in it built; `path` is its own."""
+    if isinstance(value, Mapping) and "_target_" in value:
+        return make(value, path, **objects)
+    if isinstance(value, Mapping):
+        return {key: inside(inner, objects, check.join(path, key)) for key, inner in value.items()}
+    return [inside(item, objects, path) for item in value] if isinstance(value, list) else value
+
+
+def without(node: Config, keys: Collection[str]) -> dict[str, Any]:
+    """The node less some keys."""
+    return {key: value for key, value in node.items() if key not in keys}

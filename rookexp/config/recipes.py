@@ -1,0 +1,141 @@
+"""`experiment=dapo loss=gspo`: a recipe, and an option of a group that was typed beside it.
+
+Hydra lets a recipe's values win over those of whatever option its groups have, so that the option typed would run with
+the recipe's numbers for another one, or be refused for keys that it does not know. Here the option that was typed
+stands as its file has it; a value typed beside it still wins over both. So it is with the recipe of a sweep, and with
+one that a file of one's own chooses. An option that a sweep's recipe itself varies keeps the values that stand there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
+
+from rookexp.config import check
+from rookexp.config.composing import conf_dir
+
+RECIPES = ("experiment", "sweep")  # groups whose options have values for others
+
+
+def taken_out(overrides: Sequence[str], config_name: str, searchpath: Sequence[str] = ()) -> list[str]:
+    """The overrides, to be put first, that take a recipe's values out of the groups whose option was typed.
+
+    None without a recipe, or where several recipes are swept. A group of which several options are swept keeps the
+    recipe's values. `searchpath` is an override for Hydra, where there is one. Needs `hydra.initialize`.
+    Raises: whatever Hydra raises for a recipe or an option that there is not.
+    """
+    typed = dict(text.split("=", 1) for text in overrides if "=" in text)
+    given = [f"{group}={option}" for group in RECIPES if (option := typed.pop(group, "null")) != "null"]
+    chosen = [key for key, value in typed.items() if not _several(value) and _is_group(key)]
+    if not chosen or any(map(_several, given)) or not (given or _is_own(config_name)):
+        return []
+    both = hydra.compose(
+        config_name, [*searchpath, *(f"{key}={typed[key]}" for key in chosen), *given], return_hydra_config=True
+    )
+    found = [group for group in RECIPES if both.hydra.runtime.choices.get(group) is not None]
+    varied = OmegaConf.select(both, "hydra.sweeper.params") or {}
+    # GROUP@PATH=OPTION, for a path that only the recipe has, is composed aside.
+    aside = {key: f"+{key.partition('@')[0]}@aside_{place}" for place, key in enumerate(chosen) if "@" in key}
+    alone = {}
+    for without in {tuple(_over(key, found, varied)) for key in chosen} - {()}:
+        options = [f"{aside.get(key, key)}={typed[key]}" for key in chosen]
+        options += [text for text in given if text.partition("=")[0] not in without]
+        alone[without] = hydra.compose(config_name, [*searchpath, *options, *(f"~{group}" for group in without)])
+    changes: list[str] = []
+    for key in chosen:
+        if without := tuple(_over(key, found, varied)):
+            path = key.rpartition("@")[2]
+            have, want = _at(both, path), _at(alone[without], aside.get(key, key).rpartition("@")[2])
+            changes += [] if want is None else _changes(path, have, want)
+    return [text for text in changes if text not in overrides]
+
+
+def typed(overrides: Sequence[str], config_name: str, searchpath: Sequence[str] = ()) -> list[str]:
+    """The overrides without those that `taken_out` has put first; `searchpath` as there."""
+    options = [text for text in overrides if "=" in text and _is_group(text.split("=")[0])]
+    added = taken_out(options, config_name, searchpath)
+    return [text for text in overrides if text not in added]
+
+
+def chosen_by(config_name: str, searchpath: Sequence[str]) -> list[str]:
+    """The groups of `RECIPES` of which a file of one's own chooses an option; as `taken_out` otherwise."""
+    if not _is_own(config_name):
+        return []
+    choices = hydra.compose(config_name, [*searchpath], return_hydra_config=True).hydra.runtime.choices
+    return [group for group in RECIPES if choices.get(group) is not None]
+
+
+def _over(key: str, found: Sequence[str], varied: Mapping[str, Any]) -> Iterator[str]:
+    """The recipes whose values the option of a group replaces."""
+    yield from (group for group in found if not (group == "sweep" and key in varied))
+
+
+def _is_own(config_name: str) -> bool:
+    """Whether it is a file of one's own, as --config-name has it; those that come with rookexp choose no recipe."""
+    return not (conf_dir() / f"{config_name}.yaml").is_file()
+
+
+def _is_group(key: str) -> bool:
+    """Whether it names a group, or one and where its option goes, as GROUP@PATH."""
+    return bool(GlobalHydra.instance().config_loader().get_group_options(key.partition("@")[0]))
+
+
+def _at(config: Any, path: str) -> Any:
+    """The plain value at a path, None where there is none."""
+    node = OmegaConf.select(config, path)
+    return OmegaConf.to_container(node) if OmegaConf.is_config(node) else node
+
+
+def varied(overrides: Sequence[str], config_name: str, searchpath: Sequence[str]) -> list[str]:
+    """The groups whose options vary, or stand beside several recipes, so that no one command can take the values out.
+
+    Only those of which a recipe has values. As `taken_out` otherwise.
+    """
+    typed = dict(text.split("=", 1) for text in overrides if "=" in text)
+    recipe = typed.pop(RECIPES[0], "")
+    several = [key for key, value in typed.items() if _several(recipe) or _several(value)]
+    given = [f"{RECIPES[0]}={one}" for one in recipe.split(",") if one]
+    return [
+        f"{key}={typed[key]}"
+        for key in several
+        if _is_group(key)
+        and any(
+            taken_out([*one, f"{key}={option}"], config_name, searchpath)
+            for one, option in product([[text] for text in given] or [[]], typed[key].split(","))
+        )
+    ]
+
+
+def _changes(path: str, have: Any, want: Any) -> Iterator[str]:
+    """The overrides that make the node `have` at `path` what `want` is."""
+    if isinstance(have, Mapping) and isinstance(want, Mapping):
+        for key in have:
+            if key in want:
+                yield from _changes(f"{path}.{key}", have[key], want[key])
+            else:
+                yield f"~{path}.{key}"
+        yield from (f"+{path}.{key}={_spelled(value)}" for key, value in want.items() if key not in have)
+    elif have != want:
+        yield f"{path}={_spelled(want)}"
+
+
+def _several(value: str) -> bool:
+    """Whether a sweep is asked for: a comma list, or a function such as choice(...) or glob(...)."""
+    return "," in value or "(" in value
+
+
+def _spelled(value: Any) -> str:
+    """A value in Hydra's grammar of overrides."""
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{_spelled(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_spelled, value)) + "]"
+    if isinstance(value, str):
+        text = value.replace("\\", "\\\\").replace("'", "\\'")
+        return f"'{text}'"
+    return check.spell(value)

@@ -1,0 +1,104 @@
+"""`resume=<run folder>` on a command line: the overrides that the run was started with, then those typed now."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from rookexp.config import check
+from rookexp.config.composing import quoted
+from rookexp.files import write_atomic
+from rookexp.run_folder.run_info import HYDRA, OVERRIDES, SAVED, whereabouts
+
+KEY, PLACE = "resume", "hydra.run.dir"
+DOORS = {"config": "train", "pretrain": "pretrain"}  # config names whose runs can be continued
+SHORT = {"--config-dir": "-cd", "--config-name": "-cn"}
+ALLOWED = "allowed: a run folder with a checkpoint, or null"
+
+
+def continued(flags: Sequence[str], overrides: Sequence[str], config_name: str) -> list[str]:
+    """The whole command line that goes on with a run; as it was without `resume=`, or where that is null.
+
+    A saved override stays unless its key, or the option of its group, is typed anew, and so does a flag that says where
+    options are. The run's folder becomes Hydra's.
+    Raises: ConfigError for a folder that is no run of this door, and with `-m`.
+    """
+    typed = {key_of(text): text for text in overrides}
+    value = unquoted(typed.get(KEY, "").partition("=")[2])
+    if KEY not in typed or config_name not in DOORS or value == "null":
+        return [*flags, *overrides]
+    if {"-m", "--multirun"} & set(flags):
+        raise check.refusal(KEY, value, "not with -m; each job of a sweep has a folder of its own to resume")
+    folder = Path(value).expanduser().resolve()
+    if not value or not folder.is_dir():
+        raise check.refusal(KEY, value, f"no such folder; {ALLOWED}")
+    if not (folder / SAVED).is_dir() and (held := sorted(folder.glob(f"*/{OVERRIDES}"))):
+        raise check.refusal(KEY, value, f"a folder of runs; name one, as {held[0].parent.parent}")
+    saved = read_saved(folder, value)
+    if saved.config_name != config_name and saved.config_name in DOORS:  # another name is a user's own
+        command = f"python -m rookexp.{DOORS[saved.config_name]} {KEY}={value}"
+        raise check.refusal(KEY, value, f"a run of another door; type {command}")
+    groups = tuple(f"{key.rpartition('@')[2]}." for key, text in typed.items() if "." not in key.partition("@")[0])
+    kept = [
+        text for text in saved.overrides if key_of(text) not in (*typed, KEY) and not key_of(text).startswith(groups)
+    ]
+    elsewhere = unquoted(typed.get(PLACE, "").partition("=")[2])
+    if elsewhere and Path(elsewhere).expanduser().resolve() != folder:
+        raise check.refusal(KEY, value, f"a run goes on in its own folder; leave {typed[PLACE]} out")
+    own = [text for key, text in typed.items() if key != KEY]
+    place = [f"{KEY}={quoted(folder)}", f"{PLACE}={quoted(folder)}"]
+    given = {flag.partition("=")[0] for flag in flags}
+    theirs = {
+        flag: text for flag, text in saved.flags.items() if not given & {flag, SHORT[flag]} and text != config_name
+    }
+    return [*itertools.chain(*theirs.items()), *flags, *kept, *own, *place]
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What is noted of how a run was started."""
+
+    config_name: str
+    overrides: list[str]
+    flags: dict[str, str]  # those that say where its options are, with what was given
+
+
+def read_saved(folder: Path, value: str) -> Saved:
+    """What is noted in a run's folder, which was typed as `value`.
+
+    Raises: ConfigError where nothing is.
+    """
+    try:
+        overrides = yaml.safe_load((folder / OVERRIDES).read_text(encoding="utf-8"))
+        name, config_dir, searchpath = whereabouts(folder)
+        found = {"--config-dir": config_dir, "--config-name": name}
+        return Saved(name, [*overrides, *searchpath], {flag: text for flag, text in found.items() if text})
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+        raise check.refusal(KEY, value, f"not a run's folder, for {SAVED} in it cannot be read; {ALLOWED}") from error
+
+
+def key_of(override: str) -> str:
+    """The key or group of an override such as `++optim.lr=1` or `~kl`."""
+    return override.lstrip("+~").partition("=")[0]
+
+
+def unquoted(text: str) -> str:
+    """The text without the quotes that Hydra's grammar asks for around odd characters."""
+    if len(text) < 2 or text[0] != text[-1] or text[0] not in "'\"":
+        return text
+    return text[1:-1].replace(f"\\{text[0]}", text[0])
+
+
+def note(folder: Path, overrides: Sequence[str], about: str) -> None:
+    """Writes what a run was started or goes on with where the next `resume` reads it, as Hydra would.
+
+    Hydra itself would write before the run has looked at its folder, also there where it refuses to start.
+    `about`: the text of hydra.yaml.
+    """
+    (folder / SAVED).mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / OVERRIDES, yaml.safe_dump([text for text in overrides if key_of(text) != KEY]))
+    write_atomic(folder / HYDRA, about)

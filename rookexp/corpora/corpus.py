@@ -1,0 +1,173 @@
+"""Making the corpus: shards of annotated positions by a pool of processes, then documents."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import active_children, get_context, parent_process
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+
+from rookexp.chess_text import ListOrder
+from rookexp.corpora import a_documents, annotate, documents
+from rookexp.errors import DataError, EngineError
+from rookexp.files import write_atomic
+from rookexp.rewards.engine import Stockfish
+from rookexp.shares import row_counts, shares_of
+
+
+class Corpus:
+    """A folder with annotated shards and the documents made of them; what is there already is kept."""
+
+    def __init__(
+        self,
+        *,
+        folder: str,
+        seed: Annotated[int, Ge(0)],
+        positions: Annotated[int, Gt(0)],
+        shard_positions: Annotated[int, Gt(0)],
+        quotas: Mapping[str, float],
+        engine_path: str | None,
+        nodes: Annotated[int, Gt(0)],
+        multipv: Annotated[int, Ge(1), Le(5)],
+        timeout_s: Annotated[float, Gt(0)],
+        retries: Annotated[int, Ge(0)],
+        processes: Annotated[int, Ge(1)],
+        copies: Annotated[int, Ge(1)],
+        black_best: Literal["legacy", "corrected"],
+        list_order: ListOrder,
+        l_share: Annotated[float, Ge(0), Le(1)],
+        p_share: Annotated[float, Gt(0), Lt(1)],
+        a_shares: Mapping[str, float],
+    ) -> None:
+        self.folder = Path(folder).expanduser()
+        self.seed = seed
+        self.positions = positions
+        self.shard_positions = shard_positions
+        self.quotas = shares_of("quotas", quotas, annotate.KINDS)
+        self.engine_path = engine_path
+        self.nodes = nodes
+        self.multipv = multipv
+        self.timeout_s = timeout_s
+        self.retries = retries
+        self.processes = processes
+        self.copies = copies
+        self.black_best: Literal["legacy", "corrected"] = black_best
+        self.list_order: ListOrder = list_order
+        self.l_share = l_share
+        self.p_share = p_share
+        self.a_shares = shares_of("a_shares", a_shares, a_documents.A_KINDS)
+
+    def annotate(self) -> None:
+        """Runs the shards that are missing, with a progress bar; safe to kill and start again.
+
+        The first failure stops the work; shards that are done stay.
+        Raises: EngineError when the engine is missing or fails; DataError when the folder was made with other settings.
+        """
+        jobs = [
+            annotate.AnnotateJob(
+                folder=str(self.folder),
+                index=index,
+                seed=self.seed,
+                rows=self.shard_positions,
+                quotas=self.quotas,
+                engine_path=self.engine_path,
+                nodes=self.nodes,
+                multipv=self.multipv,
+                timeout_s=self.timeout_s,
+                retries=self.retries,
+            )
+            for index in range(-(-self.positions // self.shard_positions))
+        ]
+        missing = [job for job in jobs if not annotate.shard_path(job.folder, job.index).exists()]
+        settings = jobs[0].settings()
+        if missing:  # an engine that does not start is one error here instead of one a process
+            engine = Stockfish(
+                path=self.engine_path, nodes=self.nodes, depth=None, multipv=self.multipv, timeout_s=self.timeout_s
+            )
+            settings["engine"] = engine.name
+            engine.close()
+        self._check_settings(settings)
+        if not missing:
+            return
+        from rich.progress import Progress
+
+        workers = min(self.processes, len(missing))
+        with Progress() as progress, ProcessPoolExecutor(workers, get_context("spawn"), end_with_parent) as pool:
+            bar = progress.add_task("shards", total=len(jobs), completed=len(jobs) - len(missing))
+            try:
+                for done in as_completed([pool.submit(annotate.run_job, job) for job in missing]):
+                    done.result()
+                    progress.advance(bar)
+            except BrokenProcessPool as error:
+                raise EngineError(
+                    f"a process that ran {settings['engine']} for {self.folder} was killed; finished shards are kept: "
+                    "run the command again, with a smaller `processes` if memory is short"
+                ) from error
+            except KeyboardInterrupt:
+                for process in active_children():  # they would go on with what they have been given
+                    process.terminate()
+                raise
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def build(self) -> str:
+        """Writes the documents of the shards up to `positions`; returns the report as JSON text.
+
+        Raises: DataError when a shard is missing or broken.
+        """
+        report = documents.build_corpus(
+            self.folder,
+            shards=-(-self.positions // self.shard_positions),
+            kinds=row_counts(self.shard_positions, self.quotas),
+            seed=self.seed,
+            copies=self.copies,
+            black_best=self.black_best,
+            list_order=self.list_order,
+            l_share=self.l_share,
+            p_share=self.p_share,
+            a_shares=self.a_shares,
+        )
+        return json.dumps(report, indent=2)
+
+    def _check_settings(self, settings: Mapping[str, Any]) -> None:
+        """Refuses to mix shards made with other settings with new ones; makes the folder, notes what is new.
+
+        Raises: DataError.
+        """
+        path = self.folder / "annotations.json"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+            if not isinstance(known, dict):
+                raise ValueError("no JSON object")
+            for key, value in settings.items():
+                if known.get(key, value) != value:
+                    raise DataError(
+                        f"{path}: its shards were made with {key}={known[key]}, not {value}; "
+                        "choose another folder or delete this one"
+                    )
+            write_atomic(path, json.dumps(known | dict(settings), indent=2) + "\n")
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"{path}: cannot be read or written ({error}); it says how the shards were made: delete the folder or "
+                "choose another one"
+            ) from error
+
+
+def end_with_parent() -> None:
+    """Has this process of a pool, and so its engine, end at once when the one that began it is killed."""
+
+    def watch() -> None:
+        parent = parent_process()
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

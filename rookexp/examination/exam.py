@@ -1,0 +1,290 @@
+"""What a model can do: held-out documents, mates in one, games against itself, each with its figures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, MinLen
+
+from rookexp import chess_text
+from rookexp.errors import ConfigError, DataError
+from rookexp.examination import exam_page
+from rookexp.examination.answers import Answers
+from rookexp.examination.exam_page import Part, Shown
+from rookexp.examination.heldout import distinct, prompt_of, read_documents, refuse_wrong, tasks_of
+from rookexp.files import write_atomic
+from rookexp.objectives.likelihood import Documents
+from rookexp.policies import Pretrained
+from rookexp.rewards.engine import ALL_MOVES, Lasting, Stockfish
+from rookexp.tasks import games, made, mates
+from rookexp.tasks.a_figures import environment_figures, read_gold, same
+from rookexp.tasks.figures import Figure, Figures, mean_of, ratio_of
+from rookexp.tasks.p_figures import best_moves, policy_figures
+from rookexp.track import METRICS
+
+FIGURES, COMPLETIONS, GAMES, PAGE = "figures.json", "completions.jsonl", "games.jsonl", "evaluation.html"
+RECORD = "evaluation.json"
+ENGINE_TIMEOUT_S = 60.0
+ENGINE_RETRIES = 2  # of a position whose engine crashes or hangs
+NAMED = 3  # problems that cannot be read and are named; all are counted
+
+
+class Exam:
+    """A model's answers to what it has not seen, and what they are worth."""
+
+    def __init__(
+        self,
+        *,
+        policy: Pretrained,
+        tokenized: Callable[[Path, Sequence[str]], Documents],
+        autocast: Callable[[], AbstractContextManager[None]],
+        head_chunk: int,
+        name: str,
+        folder: Path,
+        record: Mapping[str, Any],
+        documents: Annotated[Sequence[str], MinLen(1)],
+        limit: Annotated[int, Ge(1)] | None,
+        style: Literal["bare", "padded_prefill"] | None,
+        max_new_tokens: Annotated[int, Ge(1)],
+        batch: Annotated[int, Ge(1)],
+        illegal_moves: Annotated[int, Ge(0)],
+        mates: Sequence[str],
+        games: Annotated[int, Ge(0)],
+        plies: Annotated[int, Ge(1)],
+        temperature: Annotated[float, Ge(0)],
+        top_k: Annotated[int, Ge(1)] | None,
+        seed: Annotated[int, Ge(0)],
+        engine: Literal["stockfish"] | None,
+        engine_path: str | None,
+        engine_nodes: Annotated[int, Ge(1)],
+    ) -> None:
+        self.answers = Answers(
+            policy=policy, autocast=autocast, head_chunk=head_chunk, batch=batch, max_new_tokens=max_new_tokens
+        )
+        self.cut_off = f"cut off at {max_new_tokens} tokens"
+        self.tokenized = tokenized
+        self.name = name
+        self.folder = folder
+        self.record = record  # what is evaluated, how and by what code
+        self.files = [Path(file).expanduser() for file in documents]
+        self.limit = limit
+        self.style = style or "bare"  # null: build has looked what the run was trained on
+        self.illegal_moves = illegal_moves
+        self.mate_paths = [Path(file).expanduser() for file in mates]
+        self.games = games
+        self.plies = plies
+        self.temperature = temperature
+        self.top_k = top_k
+        self.seed = seed
+        self.asked: list[str] = []  # the P documents of all files
+        self.known: dict[str, dict[str, int]] | None = None  # what Stockfish says of them
+        self.engine = None
+        if engine is not None:
+            self.engine = partial(
+                Stockfish,
+                path=engine_path,
+                nodes=engine_nodes,
+                depth=None,
+                multipv=ALL_MOVES,
+                timeout_s=ENGINE_TIMEOUT_S,
+            )
+
+    def run(self, tell: Callable[[str], object]) -> dict[str, Figures]:
+        """Figures by part; writes figures.json, completions.jsonl, games.jsonl, evaluation.html and, on
+        how it was done, evaluation.json into the folder.
+
+        `tell` gets each part's figures as text as soon as they are known.
+
+        Raises: DataError before any answer where a file cannot be read or holds something else, or ConfigError for a
+        training's folder, then EngineError.
+        """
+        waiting = [*self.document_parts(), *self.made_parts(), *self.mate_parts(), *self.game_parts()]
+        self.known = self.values()
+        if (self.folder / METRICS).exists():
+            raise ConfigError(
+                f"hydra.run.dir={self.folder}: the folder of a training, whose {COMPLETIONS} would be lost; allowed: "
+                "another one"
+            )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name in (FIGURES, GAMES, PAGE):  # of an earlier evaluation: they are not of these answers
+            (self.folder / name).unlink(missing_ok=True)
+        write_atomic(self.folder / RECORD, json.dumps(self.record, indent=2) + "\n")
+        parts: list[Part] = []
+        with open(self.folder / COMPLETIONS, "w", encoding="utf-8") as answers:
+            tell(self.name)
+            for make in waiting:
+                for part in make():
+                    parts.append(part)
+                    width = max(map(len, part.figures))
+                    lines = [f"  {name:<{width}} {figure}" for name, figure in part.figures.items()]
+                    tell("\n".join([f"\n{part.name}: {part.about} (95 % intervals)", *lines]))
+                    for shown in part.shown:
+                        row = {"part": part.name, **asdict(shown)}
+                        answers.write(json.dumps(row) + "\n")
+        plain = {part.name: {name: f.record() for name, f in part.figures.items()} for part in parts}
+        write_atomic(self.folder / FIGURES, json.dumps(plain, indent=2) + "\n")
+        write_atomic(self.folder / PAGE, exam_page.html(self.name, parts))
+        tell(f"\npage: {self.folder / PAGE}")
+        return {part.name: part.figures for part in parts}
+
+    # ---- documents ---------------------------------------------------------------------------------------------
+
+    def document_parts(self) -> Iterator[Callable[[], Iterator[Part]]]:
+        """A part for each task of each file, and one of illegal moves in the positions of each."""
+        unlike(self.files)
+        for file in self.files:
+            for task, texts in tasks_of(file, read_documents(file)).items():
+                yield self.documents(f"{file.name}, {task}", file, texts, self.limit)
+                illegal = made.illegal_moves(distinct(texts), self.illegal_moves, self.seed) if task == "A" else []
+                if illegal:
+                    yield self.documents(f"{file.name}, A, illegal moves", file, illegal, None)
+
+    def made_parts(self) -> Iterator[Callable[[], Iterator[Part]]]:
+        """All first moves of a game: few, and what models get wrong."""
+        yield self.documents("first moves, A", Path("first moves"), made.first_moves(), None)
+
+    def documents(self, name: str, file: Path, texts: Sequence[str], limit: int | None) -> Callable[[], Iterator[Part]]:
+        """The part of documents of one task: of those that ask different questions the first `limit`.
+
+        Raises: DataError where one is none.
+        """
+        different = distinct(texts)
+        golds, about = different[:limit], counted(len(different[:limit]), len(different), "documents")
+        if len(different) < len(texts):
+            about += f"; left out: {len(texts) - len(different)} that repeat a question"
+        try:
+            prompts = [prompt_of(gold, self.style) for gold in golds]
+            tokens = self.tokenized(file, golds)
+            for gold in golds:
+                if gold.startswith("P: "):
+                    best_moves(gold)
+                else:
+                    read_gold(gold)
+                    refuse_wrong(gold)
+        except DataError as error:
+            raise DataError(f"{file}: {error}") from error
+        self.asked += [gold for gold in golds if gold.startswith("P: ")]
+
+        def make() -> Iterator[Part]:
+            completions, cut = self.answers.greedy(prompts)
+            rows = list(zip(prompts, completions, golds, strict=True))
+            if golds[0].startswith("P: "):
+                known = None if self.known is None else [self.known[gold] for gold in golds]
+                figures = policy_figures(golds, completions, prompts, known)
+                shown = [policy_shown(*row, best_moves(row[2])) for row in rows]
+            else:
+                figures = environment_figures(golds, completions)
+                shown = [environment_shown(*row) for row in rows]
+            figures[self.cut_off] = Figure(cut, len(golds))
+            nats, counts = self.answers.nats(tokens)
+            figures["cross-entropy, nats a completion token"] = ratio_of(nats, counts)
+            figures["cross-entropy, nats a document"] = mean_of(nats)
+            yield Part(name, about, figures, shown)
+
+        return make
+
+    def values(self) -> dict[str, dict[str, int]] | None:
+        """Stockfish's evaluation in centipawns of every legal move, of each P document; None without it.
+
+        Raises: EngineError.
+        """
+        if self.engine is None:
+            return None
+        engine = Lasting(self.engine, retries=ENGINE_RETRIES)
+        try:
+            found: dict[str, dict[str, int]] = {}
+            for gold in self.asked:
+                parsed = chess_text.parse_p(gold)
+                board = None if parsed is None else chess_text.board_of(parsed.fen)
+                found[gold] = {} if board is None else {line.move.uci(): line.eval_cp for line in engine.lines(board)}
+            return found
+        finally:
+            engine.close()
+
+    # ---- mates in one ------------------------------------------------------------------------------------------
+
+    def mate_parts(self) -> Iterator[Callable[[], Iterator[Part]]]:
+        """A part for each file of problems."""
+        unlike(self.mate_paths)
+        for file in self.mate_paths:
+            problems, skipped = mates.read(file)
+            yield partial(self.mates, file, problems[: self.limit], len(problems), skipped)
+
+    def mates(
+        self, file: Path, problems: Sequence[mates.Problem], total: int, skipped: Sequence[str]
+    ) -> Iterator[Part]:
+        """The part of the first `problems` of the `total` of a file."""
+        prompts = [chess_text.P_PROMPTS[self.style](problem.fen) for problem in problems]
+        completions, cut = self.answers.greedy(prompts)
+        about = counted(len(problems), total, "positions")
+        if skipped:
+            named = "; ".join(skipped[:NAMED])
+            about += f", {len(skipped)} examples of the file cannot be used: {named}" + "; ..." * (len(skipped) > NAMED)
+        shown = [
+            policy_shown(prompt, completion, " ".join(problem.mates), problem.mates)
+            for prompt, completion, problem in zip(prompts, completions, problems, strict=True)
+        ]
+        figures = mates.mate_figures(problems, completions, prompts) | {self.cut_off: Figure(cut, len(problems))}
+        yield Part(f"{file.name}, mate in one", about, figures, shown, best_is=("mates", "a mate is"))
+
+    # ---- games -------------------------------------------------------------------------------------------------
+
+    def game_parts(self) -> Iterator[Callable[[], Iterator[Part]]]:
+        """Self-play, then the environment's answers along the same games."""
+        if self.games:
+            yield self.play
+
+    def play(self) -> Iterator[Part]:
+        """The parts of the games; writes games.jsonl."""
+        played = games.play(
+            partial(self.answers.sampled, temperature=self.temperature, top_k=self.top_k),
+            chess_text.P_PROMPTS[self.style],
+            games=self.games,
+            plies=self.plies,
+            seed=self.seed,
+        )
+        count = f"{len(played)} game{'' if len(played) == 1 else 's'}"
+        about = f"{count}, temperature {self.temperature}, top-k {self.top_k or 'none'}"
+        yield Part("self-play", about, games.self_play_figures(played, self.plies), [])
+        steps = [games.steps_of(game) for game in played]
+        completions = iter(self.answers.greedy([step.prompt for game in steps for step in game])[0])
+        shown = [[environment_shown(s.prompt, next(completions), s.prompt + s.text) for s in game] for game in steps]
+        right = [[answer.right for answer in game] for game in shown]
+        figures = games.closed_loop_figures(played, right, self.plies)
+        yield Part("closed loop", about, figures, [answer for game in shown for answer in game])
+        rows = [
+            {"moves": " ".join(game.moves), "end": game.end, "said": game.said, "followed": games.followed(exact)}
+            for game, exact in zip(played, right, strict=True)
+        ]
+        write_atomic(self.folder / GAMES, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def counted(asked: int, total: int, what: str) -> str:
+    """How much of a file was asked."""
+    return f"{total} {what}" if asked == total else f"the first {asked} of {total} {what}"
+
+
+def unlike(files: Sequence[Path]) -> None:
+    """Raises DataError for files of one name."""
+    if len({file.name for file in files}) < len(files):
+        names = ", ".join(map(str, files))
+        raise DataError(f"{names}: files of one name cannot be told apart in the figures; evaluate one at a time")
+
+
+def policy_shown(prompt: str, completion: str, gold: str, best: Sequence[str]) -> Shown:
+    """A P answer; right where B is one of `best`."""
+    answer = chess_text.parse_p(prompt + completion)
+    found = next((move for move in best if answer is not None and move == answer.best), None)
+    return Shown(prompt, completion, gold, right=found is not None, best=found or best[0])
+
+
+def environment_shown(prompt: str, completion: str, gold: str) -> Shown:
+    """An A answer; right where it is exact."""
+    pair = (chess_text.parse_a_completion(text) for text in (completion, gold[len(prompt) :]))
+    return Shown(prompt, completion, gold, right=same(*pair), best=None)

@@ -1,0 +1,145 @@
+"""What a run keeps when it goes on, so that its folder stays one run: its measure, and in a sweep all its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rookexp import checkpoint
+from rookexp.comparison import measures
+from rookexp.config import check
+from rookexp.errors import ConfigError
+from rookexp.hardware import Hardware
+from rookexp.run_folder import fingerprints, runs
+from rookexp.run_folder.run_info import CONFIG, INFO, TRIAL, read_info, redacted
+
+ASKED = (runs.SEED, "task", "eval.positions", "corpus", "validation_documents")
+# The evaluation sees nothing of these, but of a kind's sampling what is in `measures.SCORED`.
+UNSEEN = ("task.sampling", "task.total_steps", "task.steps", "task.phases")
+ENGINES = tuple(f".engine.{name}" for name in ("path", "processes", "timeout_s", "retries", "cache"))  # change no value
+CONTROLLED = ("AdaptiveKL", "ProportionalKL", "PpoRuleKL")  # coefficients that move by what they see
+ASSETS = "/rookexp/assets/"  # wherever the package lies
+DATA = {"positions", "data", "corpus"}  # parts of keys that name files or folders of rows
+COMPUTED = ("precision", "device")  # of what the hardware came to: results depend on them
+SHOWN = 3  # keys in a message
+
+
+def refuse_other(folder: Path, config: Mapping[str, Any], *, swept: bool) -> None:
+    """Refuses to go on with the run in `folder` where that would make two runs of it; `swept`: it is a sweep's job.
+
+    What else differs from what was trained so far is said.
+    Raises: ConfigError with each key, its value so far and the new one, and for data whose content has changed;
+    DataError for a damaged config.yaml.
+    """
+    newest = checkpoint.latest(folder)
+    if newest is None or not (folder / CONFIG).is_file():
+        return  # nothing to go on with, which the start says
+    before, now = runs.flat(runs.read_config(folder)), runs.flat(redacted(config))
+    judged = _trains if swept else _measures
+    follow = runs.following([before, now])
+    changed = {
+        key: f"{key} was {_spell(before, key)}, now {_spell(now, key)}"
+        for key in dict.fromkeys([*before, *now])
+        if key not in follow and not _same(key, before.get(key), now.get(key))
+    }
+    if unread := [said for key, said in changed.items() if _in_checkpoint(key, before)]:
+        raise ConfigError(
+            f"{folder}: {'; '.join(unread)}: a run that goes on has it from its checkpoint; leave it out, or begin a "
+            f"new run with its weights: model=rook_nano model.path={newest / checkpoint.MODEL}"
+        )
+    differs = [said for key, said in changed.items() if judged(key, before)]
+    if not differs:
+        _refuse_other_data(folder, newest, config)
+        if other := [said for key, said in changed.items() if _trains(key, before)]:
+            print(f"from {newest.name} on: {'; '.join(other)}", flush=True)
+        return
+    listed = "; ".join(differs[:SHOWN]) + (f"; and {len(differs) - SHOWN} more" if len(differs) > SHOWN else "")
+    if swept:
+        raise ConfigError(
+            f"{folder}: a job of a sweep, whose values are the sweep's: {listed}; to train on with others copy the "
+            f"folder, delete {TRIAL} in the copy and resume that"
+        )
+    keeps = "task, reward and evaluation" if "task" in config else "corpus and validation"
+    raise ConfigError(
+        f"{folder}: a run that goes on keeps its seed, {keeps}: {listed}; a new one can begin with its weights: "
+        f"model=rook_nano model.path={newest / checkpoint.MODEL}"
+    )
+
+
+def _refuse_other_data(folder: Path, newest: Path, config: Mapping[str, Any]) -> None:
+    """Raises: ConfigError for the first data file that does not hold what it held when the run was started last."""
+    had, have = read_info(folder).get("data", {}), fingerprints.of_data(config)
+    for key in (key for key in had if key in have):
+        for file in {**had[key], **have[key]}:
+            was, now = (files[key].get(file, runs.ABSENT) for files in (had, have))
+            if was != now:
+                raise ConfigError(
+                    f"{folder}: {key}: {file} was {was}, now {now}: a run that goes on keeps its data; put the file "
+                    "back as it was, or begin a new run with its weights: model=rook_nano "
+                    f"model.path={newest / checkpoint.MODEL}"
+                )
+
+
+def computed(hardware: Hardware) -> dict[str, Any]:
+    """What the hardware came to, `auto` and null resolved; the micro-batch is null where `hardware.fit` finds it."""
+    rows = None if hardware.fit else hardware.micro_batch
+    return {**hardware.describe(), "micro_batch": rows, "head_chunk": hardware.head_chunk}
+
+
+def tell_other_hardware(folder: Path, asked: str | None, here: Mapping[str, Any]) -> None:
+    """Says where the run that goes on in `folder` is computed otherwise than before; `here` as `computed`.
+
+    Its weights are fp32 everywhere, so it may. A job of a sweep may not where `hardware.precision` was `asked` as auto:
+    its points would differ by the precision, too.
+    Raises: ConfigError for such a job.
+    """
+    before = read_info(folder).get("hardware", {})
+    if other := [f"{k} was {before[k]}, now {here[k]}" for k in COMPUTED if before.get(k, here[k]) != here[k]]:
+        print(f"note: from here on computed otherwise: {'; '.join(other)}; numbers differ by rounding", flush=True)
+    if asked != "auto" or not (folder / TRIAL).is_file():
+        return
+    for path in sorted(folder.parent.glob(f"*/{INFO}")):
+        precision = read_info(path.parent).get("hardware", {}).get("precision", here["precision"])
+        if precision != here["precision"]:
+            raise ConfigError(
+                f"hardware.precision=auto: {here['precision']} on this machine, and {path.parent} of the same sweep "
+                f"was in {precision}; allowed: hardware.precision={precision}; "
+                f"hardware.precision={here['precision']} mixes them"
+            )
+
+
+def _in_checkpoint(key: str, before: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint has what the key says, so that another value would not be read; a model may have moved."""
+    if key == "kl.coef":
+        return str(before.get("kl._target_")).rpartition(".")[2] in CONTROLLED
+    return key.startswith("model.") and (key != "model.path" or Path(str(before.get(key))).expanduser().exists())
+
+
+def _trains(key: str, before: Mapping[str, Any]) -> bool:
+    """Whether a key has a say in what a job is."""
+    return key == runs.SEED or (runs.told(key) and key.split(".")[0] != "hardware")
+
+
+def _measures(key: str, before: Mapping[str, Any]) -> bool:
+    """Whether a key decides what the evaluation asks and what that is worth."""
+    if runs.within(key, measures.SCORED):
+        return not key.endswith(ENGINES)
+    task, _, last = key.rpartition(".")
+    if last == "prompts" and (before.get(f"{task}.order") != "fixed" or before.get("hardware.grow") == "batch"):
+        return False  # of a step, and the evaluation asks all; or a number that the run has found
+    return runs.within(key, ASKED) and not runs.within(key, UNSEEN)
+
+
+def _same(key: str, one: Any, other: Any) -> bool:
+    """Whether two values are equal; data may have moved, and then has its name still, and so may the package."""
+    if isinstance(one, str) and isinstance(other, str):
+        if ASSETS in one and ASSETS in other:
+            return one.rpartition(ASSETS)[2] == other.rpartition(ASSETS)[2]
+        if DATA & set(key.split(".")):
+            return Path(one).name == Path(other).name
+    return bool(one == other)
+
+
+def _spell(flat: Mapping[str, Any], key: str) -> str:
+    return check.spell(flat.get(key, runs.ABSENT))

@@ -1,0 +1,293 @@
+"""A run's own parts on a few prompts, for the self-check to ask; copies of what would change, else the part itself."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rookexp import generate, per_task_sampling
+from rookexp.evaluation import Greedy
+from rookexp.objectives.grpo import GRPO
+from rookexp.objectives.rollouts import Codec
+from rookexp.self_check.reciter import Reciter
+from rookexp.trainer import Trainer
+from rookexp.types import Experience, Prompt, Reward, Scores
+
+Part = TypeVar("Part")
+SURE = 0.01  # nats a token
+
+
+@runtime_checkable
+class Words(Codec, Protocol):
+    """Text to token ids and back."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text`, nothing added."""
+
+
+@runtime_checkable
+class Answers(Protocol):
+    """A task, or a reward, that knows right answers."""
+
+    def gold(self, prompt: Prompt) -> str | None:
+        """A completion of the prompt that earns the highest reward there is; None where another one knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The parts of a run that is about to start."""
+
+    objective: GRPO
+    trainer: Trainer
+    greedy: Greedy
+    tokenizer: Words
+    step: int  # steps that are done; above 0 the policy is no longer its reference
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is looked at."""
+
+    prompts: int  # of the step
+    rows: int  # completions of each
+    tokens: int  # the longest of them
+    golds: int  # gold answers
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is wrong."""
+
+    seen: str
+    cause: str  # the likely one
+    fix: str  # one sentence
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """What could not be looked at."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recital:
+    """What became of ids that are known, because a `Reciter` said them."""
+
+    scripts: tuple[tuple[int, ...], ...]  # said in each row, end-of-text included
+    experience: Experience
+    scored: tuple[str, ...]  # the text of each row as the reward got it
+    rewards: tuple[float, ...]  # and what it gave
+
+
+class Rehearsal:
+    """The run's objective on the shortest, the longest and some other prompts of its next step.
+
+    Nothing here depends on what the rewards are: dead groups and truncated completions count like all others.
+    """
+
+    def __init__(self, subject: Subject, size: Size) -> None:
+        self.subject = subject
+        self.size = size
+        self.own = subject.objective
+        self.policy = subject.objective.policy
+        self.device = self.policy.head_weight.device
+        self.words = subject.tokenizer
+        self.task = self.own.source.task
+        asked = sorted(self.task.select(subject.step), key=lambda prompt: len(prompt.ids))
+        count = min(size.prompts, len(asked))
+        self.prompts = tuple(asked[i * (len(asked) - 1) // max(1, count - 1)] for i in range(count))
+        self.rows = min(size.rows, self.own.group_size)
+        ways = [self.own.source.sampling_of(prompt) for prompt in self.prompts]
+        self.tokens = min(size.tokens, *(way.max_new_tokens for way in ways))
+        self.filtered = any(way.top_k or way.top_p for way in ways)
+        by_prompt = torch.tensor([way.temperature for way in ways], device=self.device)
+        self.temperatures = by_prompt.repeat_interleave(self.rows)  # of each row, as configured
+        self.temperature = " and ".join(f"{each:g}" for each in dict.fromkeys(way.temperature for way in ways))
+
+    def objective(self, autocast: Callable[[], AbstractContextManager[None]] = nullcontext, **of_source: Any) -> GRPO:
+        """The objective, in fp32 unless an `autocast` is given, whose experience has the sampler's own log-probs."""
+        source = self.own.source
+        short = {kind: replace(way, max_new_tokens=self.tokens) for kind, way in source.own_sampling.items()}
+        same = {"group_size": self.rows, "autocast": autocast}
+        fixed = {"task": _Asked(self.prompts), "resamples": 0, "overlong_buffer": None}
+        fixed |= {"sampling": replace(source.sampling, max_new_tokens=self.tokens), "own_sampling": short}
+        return altered(
+            self.own,
+            source=altered(source, **same | fixed | of_source),
+            baseline=copy.deepcopy(self.own.baseline),
+            dead_groups="kept",
+            mask_truncated=False,
+            exact_sampler=True,
+            on_completions=lambda step, rows: None,
+            **same,
+        )
+
+    @cached_property
+    def sampled(self) -> Experience:
+        """What the policy says, in fp32."""
+        return self.objective().collect(self.subject.step)[0]
+
+    @cached_property
+    def blind(self) -> list[list[list[int]]]:
+        """Ids for each row of each prompt, drawn blindly: no tokenizer would have chosen them for their text."""
+        eot, vocabulary = self.words.eot_id, self.policy.head_weight.shape[0]
+        generator = torch.Generator().manual_seed(0)
+        drawn = torch.randint(1, vocabulary, (len(self.prompts), self.rows, self.tokens - 1), generator=generator)
+        return [*((drawn + eot) % vocabulary).tolist()]
+
+    @cached_property
+    def recited(self) -> Recital:
+        """What becomes of a gold answer that fits, in the first row of a prompt, and of blind ids in the others.
+
+        Of lone rows every second one has the gold answer.
+        """
+        gold = {prompt.text: self.words.encode(answer) for prompt, answer in self.golds}
+        own = self.own.source
+        scripts = []
+        for i, prompt in enumerate(self.prompts):
+            answer, (first, *others) = gold.get(prompt.text, []), self.blind[i]
+            if 0 < len(answer) < own.sampling_of(prompt).max_new_tokens and (others or i % 2):
+                first = answer
+            scripts += [(*ids, self.words.eot_id) for ids in (first, *([*first[:1], *ids[1:]] for ids in others))]
+        reward = _Listening(own.reward)
+        whole: dict[str, Any] = {"reward": reward, "sampling": own.sampling, "own_sampling": own.own_sampling}
+        rows = range(self.rows)
+        said = [scripts[p * self.rows + g] for some, _ in own.batches(self.prompts) for p in some for g in rows]
+        objective = self.objective(policy=Reciter(self.policy, said), **whole)
+        objective.kl_in_reward, objective.advantage_clip = False, None  # so that advantages are of rewards alone
+        experience = objective.collect(self.subject.step)[0]
+        return Recital(tuple(scripts), experience, tuple(reward.texts), tuple(reward.rewards))
+
+    @cached_property
+    def golds(self) -> tuple[tuple[Prompt, str], ...]:
+        """Prompts of the step and of the evaluation with their gold answers; none where nobody offers one."""
+        prompts = [*self.task.select(self.subject.step), *self.subject.greedy.prompts]
+        by_text = {prompt.text: prompt for prompt in prompts}
+        return golds_of(list(by_text.values())[: self.size.golds], self.own.source.reward, self.task)
+
+    def limits(self, prompt: Prompt) -> dict[str, int]:
+        """The keys that limit a completion of the prompt, in rollouts and evaluation, and the tokens they allow."""
+        own, greedy = self.own.source, self.subject.greedy
+        return per_task_sampling.limits(
+            prompt.task, own.sampling, own.own_sampling, greedy.max_new_tokens, greedy.own_lengths
+        )
+
+    @cached_property
+    def trained_on(self) -> Float[Tensor, " m"]:
+        """What the training forward says of the sampled tokens, all rows together, in fp32."""
+        return self.trained(self.objective(), self.sampled)
+
+    @property
+    def sure(self) -> bool:
+        """Whether the policy was so sure of all that it said that hardly a weight feels it."""
+        return float(self.plain().mean()) > -SURE
+
+    @cached_property
+    def hidden(self) -> list[Tensor]:
+        """The plain forward of each sampled row by itself, without padding, (T, D) each."""
+        ends = [int(row.nonzero()[-1]) + 1 for row in self.sampled.weights]
+        with torch.no_grad():
+            return [self.policy.hidden(row[None, :end])[0] for row, end in zip(self.sampled.tokens, ends, strict=True)]
+
+    @cached_property
+    def apart(self) -> dict[str, float]:
+        """How far what is said of rows together is from what is said of each alone, in nats, of who says it."""
+        ids = [prompt.ids for prompt in self.prompts]
+        ids.append(ids[-1][: (len(ids[-1]) + 1) // 2])  # so that there is padding, whatever the prompts
+        # What the first row says early ends an answer here, so that it leaves the others to go on.
+        samples = generate.greedy(self.policy, ids[:1], self.tokens, self.words.eot_id)
+        end = int(samples.tokens[samples.mask][: max(1, self.tokens // 2)][-1])
+        answers = zip(self.greedy(ids, end), [self.greedy([each], end)[0] for each in ids], strict=True)
+        alone = []
+        for i, hidden in enumerate(self.hidden):
+            row = self.sampled.rows(torch.tensor([i], device=self.device), len(hidden))
+            alone.append(self.trained(self.objective(), row))
+        return {
+            "the sampler": max(gap(together, apart) for together, apart in answers),
+            "the training forward": gap(self.trained_on, torch.cat(alone)),
+        }
+
+    def greedy(self, prompts: Sequence[Sequence[int]], end: int) -> list[Tensor]:
+        """The log-prob of each token of the greedy answers to these ids, up to an `end`, sampled together, in fp32."""
+        samples = generate.greedy(self.policy, prompts, self.tokens, end)
+        return [row[kept] for row, kept in zip(samples.logprobs, samples.mask, strict=True)]
+
+    def trained(self, objective: GRPO, rows: Experience) -> Float[Tensor, " m"]:
+        """What the objective's training forward says of the rows' tokens with a weight."""
+        with torch.no_grad():
+            per_token = objective.loss(replace(rows, logprobs=torch.zeros_like(rows.logprobs))).per_token
+        return -per_token["approx_kl/k1"]  # which is old - new
+
+    def plain(self, *, temperature: float | None = None, position: int = 0, token: int = 0) -> Float[Tensor, " m"]:
+        """The plain forward's log-prob of each of the M sampled tokens.
+
+        Or what a mistaken one would say: at another temperature, read `position` places too late, or of the token
+        that stands `token` places later; NaN where there is none.
+        """
+        found = []
+        for row, hidden in enumerate(self.hidden):
+            columns = self.sampled.weights[row].nonzero()[:, 0]
+            at, of = columns - 1 + position, columns + token
+            inside = (at >= 0) & (at < len(hidden)) & (of < len(hidden))
+            at, of = at.clamp(0, len(hidden) - 1), of.clamp(max=len(hidden) - 1)
+            heat = temperature or self.temperatures[row]
+            logits = hidden[at].float() @ self.policy.head_weight.detach().float().T / heat
+            logprobs = logits.log_softmax(1).gather(1, self.sampled.tokens[row, of, None])[:, 0]
+            found.append(torch.where(inside, logprobs, torch.nan))
+        return torch.cat(found)
+
+
+class _Listening:
+    """A reward that remembers what it was given, and gave."""
+
+    def __init__(self, reward: Reward) -> None:
+        self.reward = reward
+        self.texts: Sequence[str] = ()
+        self.rewards: Sequence[float] = ()
+
+    def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
+        """The reward's scores."""
+        scores = self.reward.score(prompts, texts)
+        self.texts, self.rewards = texts, scores.rewards.tolist()
+        return scores
+
+
+class _Asked:
+    """The same prompts at every step."""
+
+    def __init__(self, prompts: tuple[Prompt, ...]) -> None:
+        self.prompts = prompts
+
+    def select(self, step: int) -> tuple[Prompt, ...]:
+        """All of them."""
+        return self.prompts
+
+
+def golds_of(prompts: Sequence[Prompt], reward: Reward, task: Any) -> tuple[tuple[Prompt, str], ...]:
+    """The prompts with what the reward says is right, where it finds that out for itself, else what the task says."""
+    knowing = [part for part in (reward, task) if isinstance(part, Answers)]
+    answers = (next((gold for part in knowing if (gold := part.gold(prompt)) is not None), None) for prompt in prompts)
+    return tuple((prompt, answer) for prompt, answer in zip(prompts, answers, strict=True) if answer is not None)
+
+
+def gap(one: Tensor, other: Tensor) -> float:
+    """The largest difference; infinite for different shapes."""
+    return float((one - other).abs().max()) if one.shape == other.shape else math.inf
+
+
+def altered(part: Part, **changes: Any) -> Part:
+    """A shallow copy with other attributes; what they hold is shared."""
+    twin = copy.copy(part)
+    for name, value in changes.items():
+        setattr(twin, name, value)
+    return twin
