@@ -34,11 +34,11 @@ RUNS = {
 }  # fmt: skip
 RECORDED = "steps that know nothing of the host"
 WAITS = "waits"
-UPDATE = {  # waits of an update with one micro-batch
+UPDATE = {  # waits of an update with one micro-batch, and of what it shares with sampling
     "trainer.update": 1,
     "types.predicting": 1,
     "completion_positions.completions_of": 2,
-    "shared_prefix.__init__": 2,  # the policy's and the reference's
+    "shared_prefix.__init__": 2 + 2,  # the policy's and the reference's; the prompts of two batches
     "trainer._optimizer_step": 1,
     "trainer._means": 1,
 }

@@ -166,15 +166,17 @@ class GPT2(nn.Module):
 
         The cache has room for `capacity` more tokens a row.
         """
-        x = self.wte(tokens) + self.wpe.weight[: tokens.shape[1]]
-        keys, values = [], []
+        each = torch.arange(len(tokens), device=tokens.device)
+        drawn_next = tokens[:, :1], torch.ones_like(lengths)  # any token: that one is predicted, and not looked at
+        prompts = SharedPrefix(tokens, lengths, each, *drawn_next, self.config.n_head)
+        x = self.wte(prompts.tokens) + self.wpe(prompts.positions)  # (T, D)
+        kept = []
         for block in self.blocks:
-            q, k, v = block.qkv(x)
-            keys.append(k.float())
-            values.append(v.float())
-            x = block.finish(x, joined(attention(q, k, v)))
-        last = x[torch.arange(len(tokens), device=tokens.device), lengths - 1]
-        return self.ln_f(last), KVCache(torch.stack(keys), torch.stack(values), lengths, group_size, capacity)
+            qkv = block.c_attn(block.ln_1(x))
+            kept.append(prompts.keys_and_values(qkv))
+            x = block.finish(x, prompts.attend(qkv))
+        keys, values = torch.stack(kept, 1)
+        return self.ln_f(prompts.apart(x)[:, 0]), KVCache(keys, values, lengths, group_size, capacity)
 
     def decode(self, tokens: Int[Tensor, " n"], cache: KVCache) -> Float[Tensor, "n d"]:
         """The hidden state after one more token a row, which joins the cache."""

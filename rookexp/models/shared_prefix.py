@@ -89,6 +89,13 @@ class SharedPrefix:
         attended: Tensor = _Attention.apply(qkv, self.pieces, self.n_head)
         return attended
 
+    def keys_and_values(self, qkv: Float[Tensor, "t k"]) -> Float[Tensor, "2 p h s w"]:
+        """Those of the prompts, in float32, with zeros behind the shorter ones; nothing continues them yet."""
+        p, s, _, _ = self.shape
+        own = qkv[:, qkv.shape[1] // 3 :].float()
+        padded = own.new_zeros(p * s, own.shape[1]).index_copy_(0, self.at, own)
+        return padded.view(p, s, 2, self.n_head, -1).permute(2, 0, 3, 1, 4)
+
     def _masked(self, qkv: Float[Tensor, "t k"]) -> Float[Tensor, "t d"]:
         """`attend` by PyTorch's kernels: rows padded, with their prompts' keys and values before their own."""
         p, s, n, c = self.shape
