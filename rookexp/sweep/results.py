@@ -33,9 +33,8 @@ def write(plan: Plan, book: Book) -> None:
     write_atomic(plan.folder / BEST, yaml.safe_dump(plain(summary(now)), sort_keys=False))
     if now.complete:
         try:
-            from rookexp.comparison import (
-                page,  # which takes a second to import, and a mistyped sweep need not wait for it
-            )
+            # Here, for it takes a second to import, and a mistyped sweep need not wait for it.
+            from rookexp.comparison import page
 
             page.write(points.compare([plan.folder]), plan.folder / PAGE)
         except Exception as error:  # a page that cannot be drawn is no reason to end a sweep
