@@ -91,11 +91,12 @@ def test_a_crashed_engine_is_an_error_and_closes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["#!/bin/sh\nexit 1\n", "#!/bin/sh\nexec sleep 60\n", "no program\n"])
 def test_what_is_no_engine_does_not_start(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
     path = pretender(tmp_path, text)
+    before = set(threading.enumerate())
     words = r"pretender did not start as a UCI engine \(timeout 0.5 s\): .*; name a UCI engine: engine_path=FILE, in "
     with pytest.raises(EngineError, match=rf"{words}training reward\.engine\.path=FILE \(of one task, "):
         Stockfish(path=path, nodes=7, depth=None, multipv=2, timeout_s=0.5)
     gc.collect()
-    for thread in threading.enumerate():
+    for thread in set(threading.enumerate()) - before:
         if thread.name.startswith("asyncio-waitpid"):  # which warns where its loop is closed already
             thread.join(10)
     assert not caplog.records

@@ -654,15 +654,18 @@ def test_prompts_of_a_step_are_counted_in_tasks_within_tasks() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no peak of a process elsewhere")
 def test_a_batch_is_not_larger_than_the_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet_logging: None, capsys: pytest.CaptureFixture[str]
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet_logging: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = "debug=fast model=fresh_nano model.n_layer=1 model.n_head=2 model.n_embd=16 grpo.group_size=1 baseline=ema"
-    more = ["hardware.fit=true", "hardware.grow=batch", "hydra.run.dir=run"]
+    more = ["task.positions=six.jsonl", "hardware.fit=true", "hardware.grow=batch", "hydra.run.dir=run"]
+    embedded = (root / "rookexp/assets/positions/train.jsonl").read_text(encoding="utf-8").splitlines()
+    colours = [[line for line in embedded if f" {colour} " in json.loads(line)["fen"]][:3] for colour in "wb"]
+    (tmp_path / "six.jsonl").write_text("\n".join(sum(colours, [])) + "\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(fitting, "SIZES", (1, 128, 256, 384))
+    monkeypatch.setattr(fitting, "SIZES", (1, 4, 6, 8))
     monkeypatch.setattr(sys, "argv", ["train", *words.split(), *more])
     door.enter(train.train, "config")
-    assert "grpo.prompts_per_step=256, of 2 given" in capsys.readouterr().out
+    assert "grpo.prompts_per_step=6, of 2 given" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -171,11 +171,12 @@ def test_a_sweeps_own_values_give_way_to_an_option_too(own: Path, name: str, mor
     job = settled(own, name, *more, "optim=adamw_cosine")
     assert (job["kl"]["coef"], job["loss"]["clip_high"], job["steps"]) == (0.05, 0.28, 40)
     assert job["optim"]["lr"] == 0.25, "an option that the recipe varies has the recipe's values"
-    job = settled(own, name, *more, "optim=adamw", "kl=adaptive", "loss=gspo")
-    assert job["kl"] == composed("kl=adaptive")["kl"]
-    assert job["loss"] == composed("loss=gspo")["loss"]
-    assert job["grpo"] == composed("experiment=dapo")["grpo"]
-    assert job["optim"]["lr"] == 0.25
+    for how in ([], ["sampler=random"], ["pruner=median", "hydra/launcher=basic"]):  # groups that only a sweep has
+        job = settled(own, name, *more, "optim=adamw", "kl=adaptive", "loss=gspo", *how)
+        assert job["kl"] == composed("kl=adaptive")["kl"]
+        assert job["loss"] == composed("loss=gspo")["loss"]
+        assert job["grpo"] == composed("experiment=dapo")["grpo"]
+        assert job["optim"]["lr"] == 0.25
 
 
 def test_a_sweep_does_by_point_what_a_single_run_does_at_its_start(own: Path) -> None:

@@ -9,10 +9,12 @@ one that a file of one's own chooses. An option that a sweep's recipe itself var
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import product
 from typing import Any
 
 import hydra
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
@@ -20,6 +22,7 @@ from rookexp.config import check
 from rookexp.config.composing import conf_dir
 
 RECIPES = ("experiment", "sweep")  # groups whose options have values for others
+NO_VALUES = {"experiment": "~experiment", "sweep": "sweep=grid"}  # without the latter no sampler= or pruner= composes
 
 
 def taken_out(overrides: Sequence[str], config_name: str, searchpath: Sequence[str] = ()) -> list[str]:
@@ -31,28 +34,42 @@ def taken_out(overrides: Sequence[str], config_name: str, searchpath: Sequence[s
     """
     typed = dict(text.split("=", 1) for text in overrides if "=" in text)
     given = [f"{group}={option}" for group in RECIPES if (option := typed.pop(group, "null")) != "null"]
-    chosen = [key for key, value in typed.items() if not _several(value) and _is_group(key)]
+    chosen = {key: value for key, value in typed.items() if not _several(value) and _is_group(key)}
     if not chosen or any(map(_several, given)) or not (given or _is_own(config_name)):
         return []
+    loader = GlobalHydra.instance().config_loader()
+    changes = _replaced(loader, tuple(chosen.items()), tuple(given), config_name, tuple(searchpath))
+    return [text for text in changes if text not in overrides]
+
+
+@lru_cache(maxsize=64)  # the points of a sweep ask for the same again and again
+def _replaced(
+    loader: ConfigLoader,
+    chosen: tuple[tuple[str, str], ...],
+    given: tuple[str, ...],
+    config_name: str,
+    searchpath: tuple[str, ...],
+) -> tuple[str, ...]:
+    """`taken_out` of the groups with the options `chosen`, by what the files say that `loader` reads."""
     both = hydra.compose(
-        config_name, [*searchpath, *(f"{key}={typed[key]}" for key in chosen), *given], return_hydra_config=True
+        config_name, [*searchpath, *(f"{key}={value}" for key, value in chosen), *given], return_hydra_config=True
     )
     found = [group for group in RECIPES if both.hydra.runtime.choices.get(group) is not None]
     varied = OmegaConf.select(both, "hydra.sweeper.params") or {}
     # GROUP@PATH=OPTION, for a path that only the recipe has, is composed aside.
-    aside = {key: f"+{key.partition('@')[0]}@aside_{place}" for place, key in enumerate(chosen) if "@" in key}
+    aside = {key: f"+{key.partition('@')[0]}@aside_{place}" for place, (key, _) in enumerate(chosen) if "@" in key}
     alone = {}
-    for without in {tuple(_over(key, found, varied)) for key in chosen} - {()}:
-        options = [f"{aside.get(key, key)}={typed[key]}" for key in chosen]
+    for without in {tuple(_over(key, found, varied)) for key, _ in chosen} - {()}:
+        options = [f"{aside.get(key, key)}={value}" for key, value in chosen]
         options += [text for text in given if text.partition("=")[0] not in without]
-        alone[without] = hydra.compose(config_name, [*searchpath, *options, *(f"~{group}" for group in without)])
+        alone[without] = hydra.compose(config_name, [*searchpath, *options, *(NO_VALUES[group] for group in without)])
     changes: list[str] = []
-    for key in chosen:
+    for key, _ in chosen:
         if without := tuple(_over(key, found, varied)):
             path = key.rpartition("@")[2]
             have, want = _at(both, path), _at(alone[without], aside.get(key, key).rpartition("@")[2])
             changes += [] if want is None else _changes(path, have, want)
-    return [text for text in changes if text not in overrides]
+    return tuple(changes)
 
 
 def typed(overrides: Sequence[str], config_name: str, searchpath: Sequence[str] = ()) -> list[str]:
