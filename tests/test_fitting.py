@@ -659,8 +659,8 @@ def test_a_batch_is_not_larger_than_the_data(
     words = "debug=fast model=fresh_nano model.n_layer=1 model.n_head=2 model.n_embd=16 grpo.group_size=1 baseline=ema"
     more = ["task.positions=six.jsonl", "hardware.fit=true", "hardware.grow=batch", "hydra.run.dir=run"]
     embedded = (root / "rookexp/assets/positions/train.jsonl").read_text(encoding="utf-8").splitlines()
-    colours = [[line for line in embedded if f" {colour} " in json.loads(line)["fen"]][:3] for colour in "wb"]
-    (tmp_path / "six.jsonl").write_text("\n".join(sum(colours, [])) + "\n", encoding="utf-8")
+    white, black = ([line for line in embedded if f" {colour} " in json.loads(line)["fen"]] for colour in "wb")
+    (tmp_path / "six.jsonl").write_text("\n".join([*white[:3], *black[:3]]) + "\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(fitting, "SIZES", (1, 4, 6, 8))
     monkeypatch.setattr(sys, "argv", ["train", *words.split(), *more])
