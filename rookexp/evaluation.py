@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from rookexp import generate, ops
-from rookexp.objectives.rollouts import Codec, completion_texts
-from rookexp.types import Prompt, Reward, by_task, scores_of
+from rookexp.objectives.rollouts import completion_texts
+from rookexp.types import Prompt, Reward, Tokenizer, by_task, scores_of
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in the text of an object that says nothing of what is in it
 BATCH = 256  # prompts answered at a time; bounds the memory and changes no answer
@@ -26,7 +26,7 @@ class Greedy:
         self,
         *,
         policy: generate.Decoder,
-        tokenizer: Codec,
+        tokenizer: Tokenizer,
         prompts: Sequence[Prompt],
         reward: Reward,
         max_new_tokens: int,

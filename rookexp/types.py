@@ -51,6 +51,21 @@ class Policy(Protocol):
         """The weights."""
 
 
+@runtime_checkable
+class Tokenizer(Protocol):
+    """Text to token ids and back."""
+
+    @property
+    def eot_id(self) -> int:
+        """The id that ends a completion."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text`, nothing added."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, without special tokens."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """One problem; `answer` is read only by that task's reward."""

@@ -25,10 +25,10 @@ from rookexp.errors import ConfigError
 from rookexp.objectives.completion_positions import completions_of
 from rookexp.objectives.critic import ValueHead
 from rookexp.objectives.rollout_metrics import completion_rows, rollout_metrics
-from rookexp.objectives.rollouts import Codec, RolloutSource, SamplingPolicy, Task
+from rookexp.objectives.rollouts import RolloutSource, SamplingPolicy, Task
 from rookexp.reference import Sync
 from rookexp.returns import Advantages, Baseline, TokenRewards
-from rookexp.types import Experience, LongReward, LossTerms, Policy, Reward, Rollouts, Scores
+from rookexp.types import Experience, LongReward, LossTerms, Policy, Reward, Rollouts, Scores, Tokenizer
 
 Aggregation = Callable[..., Tensor]  # (mask (N, T), max_new_tokens=) to weights (N, T): see rookexp.aggregation
 
@@ -40,7 +40,7 @@ class GRPO:
         self,
         *,
         policy: SamplingPolicy,
-        tokenizer: Codec,
+        tokenizer: Tokenizer,
         task: Task,
         reward: Reward,
         baseline: Baseline,

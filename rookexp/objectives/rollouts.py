@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rookexp import generate, ops, shaping
 from rookexp.errors import ConfigError
-from rookexp.types import LongReward, Policy, Prompt, Reward, Rollouts, Scores, Stages, scores_of, stages_of
+from rookexp.types import LongReward, Policy, Prompt, Reward, Rollouts, Scores, Stages, Tokenizer, scores_of, stages_of
 
 
 @runtime_checkable
@@ -33,18 +33,6 @@ class Task(Protocol):
         """The P problems of a step."""
 
 
-@runtime_checkable
-class Codec(Protocol):
-    """Token ids to text."""
-
-    @property
-    def eot_id(self) -> int:
-        """The id that ends a completion."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, without special tokens."""
-
-
 class RolloutSource:
     """Samples and scores a step's groups; what it gives depends on the weights, the seed and the step alone."""
 
@@ -52,7 +40,7 @@ class RolloutSource:
         self,
         *,
         policy: SamplingPolicy,
-        tokenizer: Codec,
+        tokenizer: Tokenizer,
         task: Task,
         reward: Reward,
         sampling: generate.Sampling,
@@ -233,7 +221,7 @@ def widened(x: Tensor, width: int, fill: float) -> Tensor:
     return F.pad(x, (0, width - x.shape[1]), value=fill) if x.dim() == 2 else x
 
 
-def completion_texts(samples: generate.Samples, tokenizer: Codec) -> tuple[str, ...]:
+def completion_texts(samples: generate.Samples, tokenizer: Tokenizer) -> tuple[str, ...]:
     """The completion of each row as text, without its end-of-text."""
     tokens, mask = samples.tokens.cpu(), samples.mask.cpu()
     return tuple(tokenizer.decode(row[kept].tolist()) for row, kept in zip(tokens, mask, strict=True))

@@ -17,21 +17,12 @@ from torch import Tensor
 from rookexp import generate, per_task_sampling
 from rookexp.evaluation import Greedy
 from rookexp.objectives.grpo import GRPO
-from rookexp.objectives.rollouts import Codec
 from rookexp.self_check.reciter import Reciter
 from rookexp.trainer import Trainer
-from rookexp.types import Experience, Prompt, Reward, Scores
+from rookexp.types import Experience, Prompt, Reward, Scores, Tokenizer
 
 Part = TypeVar("Part")
 SURE = 0.01  # nats a token
-
-
-@runtime_checkable
-class Words(Codec, Protocol):
-    """Text to token ids and back."""
-
-    def encode(self, text: str) -> list[int]:
-        """The ids of `text`, nothing added."""
 
 
 @runtime_checkable
@@ -49,7 +40,7 @@ class Subject:
     objective: GRPO
     trainer: Trainer
     greedy: Greedy
-    tokenizer: Words
+    tokenizer: Tokenizer
     step: int  # steps that are done; above 0 the policy is no longer its reference
 
 

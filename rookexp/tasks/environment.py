@@ -30,8 +30,7 @@ from rookexp.chess_text import (
 from rookexp.errors import DataError
 from rookexp.tasks.passes import Passes
 from rookexp.tasks.positions import random_game
-from rookexp.tasks.rookworld import Encoder
-from rookexp.types import Prompt
+from rookexp.types import Prompt, Tokenizer
 
 Moves = Literal["legal", "illegal", "any"]
 Legality = Literal["legacy", "strict"]
@@ -50,7 +49,7 @@ class EnvironmentTask:
 
     def __init__(
         self,
-        tokenizer: Encoder,
+        tokenizer: Tokenizer,
         *,
         positions: str | Sequence[EnvironmentPrompt],
         prompts: Annotated[int, Gt(0)],

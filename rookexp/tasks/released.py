@@ -17,8 +17,8 @@ from rookexp.tasks import shards
 from rookexp.tasks.environment import EnvironmentTask, Unobservable, is_legal, question_of
 from rookexp.tasks.mixed import Mixed, Sequenced, Ways
 from rookexp.tasks.positions import position_key, split_of
-from rookexp.tasks.rookworld import Encoder, PolicyTask, annotation_of
-from rookexp.types import Prompt
+from rookexp.tasks.rookworld import PolicyTask, annotation_of
+from rookexp.types import Prompt, Tokenizer
 
 LISTED = 5  # malformed rows that are shown
 HASHED = ("validation", "test")
@@ -64,7 +64,7 @@ class RookWorld:
 
     def __init__(
         self,
-        tokenizer: Encoder,
+        tokenizer: Tokenizer,
         *,
         data: str,
         revision: str | None,

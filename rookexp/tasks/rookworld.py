@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal
 
 import chess
 from annotated_types import Ge, Gt, Le
@@ -28,19 +28,11 @@ from rookexp.chess_text import (
 )
 from rookexp.errors import DataError
 from rookexp.tasks.passes import Passes
-from rookexp.types import Prompt
+from rookexp.types import Prompt, Tokenizer
 
 PAWNS = {chess.PAWN: 1, chess.KNIGHT: 3, chess.BISHOP: 3, chess.ROOK: 5, chess.QUEEN: 9}
 CLEAR, FEW = 5, 8  # pawns, and positions that say something together
 LOOKED_AT = 1000  # rows
-
-
-@runtime_checkable
-class Encoder(Protocol):
-    """Text to token ids, nothing added."""
-
-    def encode(self, text: str) -> list[int]:
-        """The ids of `text`."""
 
 
 class PolicyTask:
@@ -58,7 +50,7 @@ class PolicyTask:
 
     def __init__(
         self,
-        tokenizer: Encoder,
+        tokenizer: Tokenizer,
         *,
         positions: str | Sequence[Annotation],
         prompts: Annotated[int, Gt(0)],
