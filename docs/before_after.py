@@ -86,7 +86,7 @@ def rate(name: str, answers: BeforeAfter, of: Callable[[Row], float]) -> Rate:
 
 def over(items: Array) -> Interval:
     """The mean with its bootstrap interval."""
-    found = statistics.bootstrap(items, lambda values: float(np.mean(values)))
+    found = statistics.bootstrap(items)
     return found if found.low < found.high else Interval(found.value, math.nan, math.nan)
 
 

@@ -13,11 +13,11 @@ from torch import Tensor
 from rookexp import ops
 from rookexp.errors import ConfigError
 from rookexp.returns import Advantages, Baseline, TokenRewards
+from rookexp.types import all_equal
 
 # The dimension that a standard deviation is taken over (None: all), and what the number of rewards is lessened by.
 STDS: dict[str, tuple[int | None, int]] = {"sample": (1, 1), "population": (1, 0), "batch": (None, 1)}
 EMA_TASKS = 16  # averages that an Ema can hold
-ROUNDING = 1e-6  # of the largest reward
 
 
 class GroupMean(Baseline):
@@ -140,9 +140,7 @@ class LeaveOneOut(Baseline):
         others = rewards[:, columns[columns != columns.T].view(g, g - 1)]  # (P, G, G - 1)
         compared = _centred(rewards, others.mean(2))
         sd = others.std(2, correction=min(g - 2, 1))  # a single other does not vary
-        # Not exactly: rewards that should be equal, as with a penalty in them, may differ by rounding, and so would sd.
-        undivided = others.amax(2) - others.amin(2) <= ROUNDING * others.abs().amax(2)
-        return torch.where(undivided, compared, compared / (sd + self.std_eps))
+        return torch.where(all_equal(others, 2), compared, compared / (sd + self.std_eps))
 
 
 class Adaptive(Baseline):
@@ -242,8 +240,7 @@ class NoBaseline(Baseline):
 def _centred(rewards: Tensor, baseline: Tensor) -> Tensor:
     """r - baseline, (P, G); exactly 0 in a group of equal rewards, where rounding would leave a trace."""
     _refuse_one(rewards.shape[1])
-    equal = rewards.amax(1, keepdim=True) == rewards.amin(1, keepdim=True)  # (P, 1)
-    return torch.where(equal, 0.0, rewards - baseline)
+    return torch.where(all_equal(rewards, 1)[:, None], 0.0, rewards - baseline)
 
 
 def _refuse_one(group_size: int) -> None:

@@ -23,6 +23,7 @@ OWN_NAMES = {
     *("mean", "mean_A", "mean_P", "std", "reward", "reward_std", "truncated_frac"),
     *("step", "kind", "prompt", "completion", "advantage", "truncated"),
 }
+ROUNDING = 1e-6  # of the largest reward: rewards that differ by less are equal
 SAME = 1e-4  # how far apart, of 1 + a reward, it and the sum of its stages may be by rounding
 
 
@@ -133,7 +134,12 @@ class Scores:
         """
         stages = self.stages.rewards if by_stage and self.stages is not None else self.rewards[:, None]
         groups = stages.unflatten(0, (-1, group_size))  # (P, G, K)
-        return (groups.amax(1) == groups.amin(1)).all(1)
+        return all_equal(groups, 1).all(1)
+
+
+def all_equal(rewards: Tensor, over: int) -> Bool[Tensor, "..."]:
+    """Whether all rewards along a dimension are equal, but for the trace that rounding leaves in a sum."""
+    return rewards.amax(over) - rewards.amin(over) <= ROUNDING * rewards.abs().amax(over)
 
 
 @runtime_checkable

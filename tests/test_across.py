@@ -18,6 +18,11 @@ from rookexp.rewards.by_task import ByTask
 from rookexp.types import Scores
 
 ONE = "changes no gradient: each batch has one update, where every ratio is 1; grpo.minibatches=2 makes two"
+BY_ROW = "is published for grpo.aggregation=sequence_mean; with token_mean long rows weigh more"
+DIVIDED = (
+    "divides the penalty by the group's spread, too: where the outcomes are equal it has full strength, whatever "
+    "kl.coef is; baseline.std_floor=0.05 bounds that"
+)
 LATE = "changes nothing: the KL coefficient stays 0 for kl.warmup=20 steps, and the run has "
 NO_KL = "changes nothing: the KL coefficient stays 0; kl=fixed has one"
 
@@ -25,8 +30,20 @@ SAID = {
     "loss.clip_low=0.1": ONE,
     "loss=cispo": ONE,
     "loss=gspo": ONE,
-    "loss=luspo": "",
-    "loss=gspo grpo.minibatches=2": "",
+    "loss=luspo": BY_ROW,
+    "loss=luspo grpo.aggregation=sequence_mean": "",
+    "grpo.minibatches=2 loss=gspo": BY_ROW,
+    "experiment=gspo grpo.minibatches=2 grpo.aggregation=constant_length": BY_ROW.replace(
+        "token_mean", "constant_length"
+    ),
+    "loss=gspo grpo.minibatches=2 grpo.aggregation=sequence_mean": "",
+    "loss.clip_low=0.1 loss=gspo grpo.minibatches=2 grpo.aggregation=sequence_mean": "",
+    "loss=cispo grpo.minibatches=2": "",
+    "kl=fixed baseline.std_floor=0 grpo.kl_placement=reward": DIVIDED,
+    "kl=fixed grpo.kl_placement=reward": "",
+    "kl=fixed baseline.std=none grpo.kl_placement=reward": "",
+    "kl=fixed baseline=rloo grpo.kl_placement=reward": "",
+    "kl=fixed baseline.std_floor=0": "",
     "loss.clip_low=0.1 grpo.minibatches=2": "",
     "loss.clip_low=0.1 grpo.inner_epochs=2": "",
     "kl=none grpo.kl_type=k2": NO_KL,

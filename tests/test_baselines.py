@@ -24,6 +24,7 @@ from rookexp.baselines import (
 from rookexp.config import check, nodes
 from rookexp.errors import ConfigError
 from rookexp.returns import Baseline, TokenRewards, at_last_token
+from rookexp.types import Scores
 
 CONF = Path(__file__).resolve().parent.parent / "conf" / "baseline"
 R = torch.tensor([[1, 0, 0.5, 0]], dtype=torch.float64)  # Fixture R: one group of four rewards
@@ -415,3 +416,11 @@ def test_a_stage_of_equal_rewards_and_a_lone_one_add_exactly_nothing():
 def test_a_group_of_one_has_no_stages_to_compare():
     with pytest.raises(ConfigError, match="set group_size to 2 or more"):
         staged("own", group_size=1, tasks=("P",) * 4)
+
+
+@named([name for name in BASELINES if not name.startswith("batch")])
+def test_rewards_that_rounding_parts_are_equal(baseline: Baseline) -> None:
+    rewards = torch.tensor([[0.9, 0.9 + 6e-8, 0.9 - 6e-8, 0.9]])
+    assert len(set(rewards[0].tolist())) > 1
+    assert not baseline(rewards, ["P"]).any()
+    assert Scores(rewards[0], {}).dead(4, by_stage=False).all()

@@ -271,3 +271,10 @@ def test_what_several_rewards_took_is_told_of_each() -> None:
     assert MadeOf({"a": both, "b": alone}).metrics() == {
         "a/x/engine/wait_s": 1.0, "a/y/engine/wait_s": 2.0, "b/engine/wait_s": 2.0,
     }  # fmt: skip
+
+
+def test_rewards_that_cancel_leave_no_trace_for_a_baseline_to_divide_by() -> None:
+    one = torch.rand(8, generator=torch.Generator().manual_seed(0))
+    two = 1 - one  # rounded
+    given = rewards_of("normalise_then_sum", {"one": 1.0, "two": 1.0}, one=one.tolist(), two=two.tolist())
+    assert not given.any()

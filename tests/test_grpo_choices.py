@@ -152,6 +152,32 @@ def test_k1_in_the_reward_with_rewards_to_go_is_reinforce_pp() -> None:
     assert len({round(value, 6) for value in found.tolist()}) > 24  # no two tokens of a row alike
 
 
+@pytest.mark.parametrize("std", ["none", "sample"])
+def test_a_divergence_in_the_reward_is_compared_with_the_outcomes_whatever_divides_both(std: Any) -> None:
+    model, table = policy(), list[dict[str, Any]]()
+    objective = grpo(
+        model,
+        kl_placement="reward",
+        baseline=GroupMean(std=std, std_eps=1e-6, std_floor=0.0),
+        coefficient=coefficients.WarmupKL(coef=0.01, warmup=1, unit="steps", shape="switch"),
+        on_completions=lambda step, rows: table.extend(rows),
+    )
+    nudged(model, 0.1)
+    assert objective.collect(0)[1]["kl_share"] == 0  # beta is 0
+    assert "kl_share" not in objective.observe(0, SEEN)
+    table.clear()
+    seen = spied(objective)
+    _, metrics = objective.collect(1)
+    outcomes = torch.tensor([row["reward"] for row in table]).view(3, 4)
+    penalties = outcomes - seen[0].rewards.sum(1).view(3, 4)
+    a, b = (float((x - x.mean(1, keepdim=True)).abs().mean()) for x in (penalties, outcomes))
+    assert metrics["kl_share"] == pytest.approx(a / (a + b), rel=1e-3)
+    assert 0 < metrics["kl_share"] < 0.5
+    same = grpo(model, kl_placement="reward", reward=Same(), baseline=GroupMean(std=std, std_eps=1e-6, std_floor=0.0))
+    same.reference = objective.reference
+    assert same.collect(1)[1]["kl_share"] == 1, "where outcomes are equal the divergence alone pulls"
+
+
 COURSES: list[tuple[Callable[[], coefficients.Coefficient], list[float]]] = [
     (lambda: coefficients.FixedKL(coef=0.3), [0.3, 0.3, 0.3, 0.3]),
     (lambda: coefficients.WarmupKL(coef=0.3, warmup=2, unit="steps", shape="switch"), [0, 0, 0.3, 0.3]),

@@ -148,7 +148,7 @@ def test_points_that_nothing_separates_have_no_best(sweep: Sweeps) -> None:
 
 def test_as_good_as_the_best_is_named(sweep: Sweeps) -> None:
     sweep("optim.lr=0.1,0.2 grpo.kl_type=k1,k2")
-    assert "importance: optim.lr 100 %, grpo.kl_type 0 %" in sweep.said
+    assert "importance: optim.lr 100 % (by chance 33 %), grpo.kl_type 0 % (by chance 33 %)" in sweep.said
     assert "best: trial 2, optim.lr=0.2 grpo.kl_type=k1; as good: trial 3" in sweep.said
 
 

@@ -31,7 +31,7 @@ from rookexp.sweep.study import Plan
 
 def settings(**changes: Any) -> Settings:
     chosen: dict[str, Any] = {
-        "study_name": "s", "storage": None, "n_trials": None, "n_jobs": 1, "seeds": 1, "statistic": "mean",
+        "study_name": "s", "storage": None, "n_trials": None, "n_jobs": 1, "seeds": 1,
         "objective": "gain", "direction": "maximize", "constraints": [], "baseline": None, "max_failure_rate": 1.0,
         "params": {}, "sampler": {}, "new_seed": False, "pruner": {}, "prune_on": "step",
     }  # fmt: skip
@@ -77,13 +77,11 @@ def test_with_several_objectives_the_best_are_those_that_no_other_dominates() ->
     assert numbers(Standing(plan(objective=["gain", "kl"]), made).best) == [2]
 
 
-def test_a_figure_of_a_point_is_the_sweeps_statistic_over_the_seeds_that_have_it() -> None:
+def test_a_figure_of_a_point_is_its_mean_over_the_seeds_that_have_it() -> None:
     known = {"0": {"gain": 0.1}, "1": {"kl": 7.0}, "2": {"gain": 0.2}, "3": {"gain": 0.9}, "4": {"gain": 0.3}}
     values = [0.1, 0.2, 0.9, 0.3]
-    assert ranking.spread(plan(), known, "gain") == statistics.mean(values)
-    assert ranking.spread(plan(statistic="iqm"), known, "gain") == statistics.bootstrap(values, statistics.iqm)
-    assert ranking.spread(plan(statistic="iqm"), known, "gain").value == pytest.approx(0.25)
-    assert math.isnan(ranking.spread(plan(), known, "entropy").value)
+    assert ranking.spread(known, "gain") == statistics.mean(values)
+    assert math.isnan(ranking.spread(known, "entropy").value)
 
 
 def test_a_column_has_the_last_part_of_its_key_where_no_other_ends_so() -> None:
@@ -207,6 +205,7 @@ def test_importance_is_the_share_of_the_variance_that_a_parameter_explains(tmp_p
     found = Standing(plan, made).importance()
     assert found == pytest.approx({"a": 0.9, "b": 0.1})
     assert list(found) == ["a", "b"], "largest first"
+    assert Standing(plan, made).by_chance() == pytest.approx({"a": 1 / 3, "b": 1 / 3})
     turned = grid(tmp_path, {(0, 0): 0.0, (1, 0): 1.0, (0, 1): 3.0, (1, 1): 4.0})[1]
     assert list(Standing(plan, turned).importance()) == ["b", "a"]
     assert Standing(plan, made[1:]).importance() == pytest.approx({"a": 25 / 28, "b": 1 / 28})
@@ -255,7 +254,7 @@ def test_what_made_points_fail_is_not_said_to_have_no_effect(tmp_path: Path) -> 
 
 def test_a_figure_has_no_interval_beyond_what_it_can_be(tmp_path: Path) -> None:
     known = {"0": {"seconds": 1.0, "gain": 1.0}, "1": {"seconds": 9.0, "gain": 9.0}}
-    found = [ranking.spread(plan(), known, name) for name in ("seconds", "gain")]
+    found = [ranking.spread(known, name) for name in ("seconds", "gain")]
     assert [(span.value, span.low < 0) for span in found] == [(5.0, False), (5.0, True)]
     dead = measures.possible("dead_groups", statistics.mean([0.9, 1.0]))
     assert (round(dead.low, 3), dead.high) == (0.315, 1.0)
@@ -285,7 +284,7 @@ def test_a_point_is_set_beside_the_baseline_seed_by_seed(tmp_path: Path) -> None
     assert now.beside(base, made[2], 1).endswith(" worse")
     assert now.beside(base, made[2], 100).endswith(" worse?")
     assert now.beside(made[2], base, 100).endswith(" better?")
-    assert now.beside(base, base, 1) == "0 [0, 0] identical"
+    assert now.beside(base, base, 1) == "0 identical"
     less = replace(plan, settings=settings(direction="minimize"))
     assert Standing(less, made).beside(made[2], base, 1).endswith(" worse")
     del base.user_attrs["figures"]["2"], base.user_attrs["figures"]["1"]

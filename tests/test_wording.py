@@ -33,7 +33,7 @@ def test_who_is_not_shown_to_be_worse(tmp_path: Path) -> None:
         1: (0.3, 0.31, 0.3, 0.9),
         2: (0.4, 0.412, 0.401, None),
         3: (0.44, 0.45, None, None),
-        4: (0.2, 0.21, 0.2, 0.8),
+        4: (0.2, 0.211, 0.2, 0.8),
     }
     for trial, values in gains.items():
         for seed, gain in enumerate(values):
@@ -43,7 +43,7 @@ def test_who_is_not_shown_to_be_worse(tmp_path: Path) -> None:
     lines = wording.said(points.compare([tmp_path]))
     assert "Highest mean gain: #1 (" in " ".join(lines)
     (said,) = (line for line in lines if line.startswith("Not shown"))
-    assert said == "Not shown to be worse than #1, by plain 95 % intervals: #0, #2, #3."
+    assert said == "Not shown to be worse than #1, at the level 0.05 / 4: #0, #2, #3."
 
 
 def test_two_models_are_of_one_seed_where_they_can_be(tmp_path: Path) -> None:

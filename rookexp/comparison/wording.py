@@ -230,10 +230,11 @@ def _many(comparison: Comparison) -> list[str]:
         alike = [
             point.name
             for point in others
-            if statistics.compared(point.by_seed(figure), best.by_seed(figure)).said != worse
+            if statistics.compared(point.by_seed(figure), best.by_seed(figure), comparisons=len(others)).said != worse
         ]
         if alike:
-            lines.append(f"Not shown to be worse than {best.name}, by plain 95 % intervals: {_first(alike, most=8)}.")
+            allowance = f"at the level 0.05 / {len(others)}" if len(others) > 1 else "at the level 0.05"
+            lines.append(f"Not shown to be worse than {best.name}, {allowance}: {_first(alike, most=8)}.")
     return lines + _failed(comparison.points)
 
 

@@ -10,6 +10,7 @@ from rookexp.config.nodes import Config
 from rookexp.run_folder import runs
 
 Flat = Mapping[str, Any]  # a configuration by dotted keys
+BY_ROW = [f"rookexp.losses.{name}" for name in ("Gspo", "GspoToken", "Luspo", "Gmpo", "Sapo")]  # means over each row
 
 
 def check_rows(grpo: Config) -> None:
@@ -30,9 +31,8 @@ def idle(config: Config, typed: Sequence[str]) -> Iterator[tuple[str, str]]:
     """The `KEY=VALUE` of `typed` that change nothing in a run of this configuration, or not what they say; and why."""
     flat = runs.flat(config)
     for text in typed:
-        key = text.lstrip("+").partition("=")[0]
         for prefixes, why in IDLE.items():
-            if key.startswith(prefixes) and (said := why(flat)):
+            if text.lstrip("+").startswith(prefixes) and (said := why(flat)):
                 yield text, said
 
 
@@ -42,6 +42,23 @@ def _one_update(flat: Flat) -> str | None:
     if not alike or (flat.get("grpo.inner_epochs"), flat.get("grpo.minibatches")) != (1, 1):
         return None
     return "changes no gradient: each batch has one update, where every ratio is 1; grpo.minibatches=2 makes two"
+
+
+def _unlike_its_paper(flat: Flat) -> str | None:
+    loss, aggregation = str(flat.get("loss._target_")), flat.get("grpo.aggregation")
+    if loss not in BY_ROW or aggregation == "sequence_mean" or _one_update(flat):
+        return None
+    return f"is published for grpo.aggregation=sequence_mean; with {aggregation} long rows weigh more"
+
+
+def _divided_penalty(flat: Flat) -> str | None:
+    divided = flat.get("baseline.std", "none") != "none" and not flat.get("baseline.std_floor")
+    if flat.get("grpo.kl_placement") != "reward" or not divided or _no_reference(flat):
+        return None
+    return (
+        "divides the penalty by the group's spread, too: where the outcomes are equal it has full strength, whatever "
+        "kl.coef is; baseline.std_floor=0.05 bounds that"
+    )
 
 
 def _no_reference(flat: Flat) -> str | None:
@@ -74,9 +91,11 @@ def _undivided(flat: Flat) -> str | None:
     return "changes nothing with baseline.std=none: nothing is divided" if flat.get("baseline.std") == "none" else None
 
 
-# How a key begins, and when it cannot act.
+# How what was typed begins, and when it cannot act, or not as it says.
 IDLE: dict[tuple[str, ...], Callable[[Flat], str | None]] = {
     ("loss",): _one_update,
+    ("loss=", "grpo.aggregation="): _unlike_its_paper,
+    ("grpo.kl_placement=",): _divided_penalty,
     ("grpo.kl_type", "grpo.kl_placement", "reference."): _no_reference,
     ("kl.coef", "kl.warmup"): _late_penalty,
     ("optim.schedule.warmup_steps",): _late_rate,

@@ -170,6 +170,10 @@ class GRPO:
             metrics["sampler/abs_logprob_error"] = float(error)
             experience = replace(experience, logprobs=seen["logprobs"])
         found = self._advantages(rollouts, scores, kept, seen)
+        if self.kl_in_reward and self.reference is not None:
+            pays = self._pays_kl() and bool(kept.any())
+            rewards = scores.rewards.to(kept.device)
+            metrics["kl_share"] = self._share_of_rewards(rewards[kept], seen["kl"][kept]) if pays else 0.0
         experience = replace(experience, advantages=found.advantages)
         if found.returns is not None:
             explained = returns.explained_variance(seen["values"], found.returns, rollouts.mask)
@@ -242,6 +246,15 @@ class GRPO:
         limit = self.advantage_clip
         advantages = found.advantages if limit is None else found.advantages.clamp(-limit, limit)
         return Advantages(whole(advantages), None if found.returns is None else whole(found.returns))
+
+    def _share_of_rewards(self, outcomes: Float[Tensor, " n"], kl_nats: Float[Tensor, "n t"]) -> float:
+        """a / (a + b), of how far the paid divergences (a) and the outcomes (b) are apart: their mean |x - mean| within
+        a group, or within the step for groups of one. What divides the two later, divides both.
+        """
+        paid = self.coefficient.coefficient() * kl_nats.sum(1)
+        size = self.group_size if self.group_size > 1 else len(paid)
+        a, b = (float((x - x.mean(1, keepdim=True)).abs().mean()) for y in (paid, outcomes) for x in [y.view(-1, size)])
+        return a / (a + b) if a else 0.0
 
     def _pays_kl(self) -> bool:
         """Whether this step's rewards contain the divergence."""
@@ -354,7 +367,8 @@ class GRPO:
 
         kl_coef is the beta that the step's loss used. kl_share = beta KL / (beta KL + mean |A|), in [0, 1], compares
         the penalty with the advantages that pull against it, both as token means. It is no share of the loss, whose
-        policy term is near 0 on-policy whatever its gradient; grad_share/kl is the share of the gradient's norm.
+        policy term is near 0 on-policy whatever its gradient; grad_share/kl is the share of the gradient's norm. A
+        divergence in the reward is part of A: `collect` compares that one with the outcomes.
         """
         if self.reference is None:
             return {}
@@ -362,7 +376,7 @@ class GRPO:
         tokens = round(metrics["completions/mean_length"] * self.rows)  # with those that have no weight
         self.coefficient.observe(kl_nats, tokens=tokens, rows=self.rows)
         self.reference_sync.update(step + 1, cast("nn.Module", self.reference), cast("nn.Module", self.policy))
-        if kl_nats is None:  # no token counted: every group was dropped, say
+        if kl_nats is None or self.kl_in_reward:  # None: no token counted, as every group was dropped
             return {"kl_coef": beta}
         penalty = beta * kl_nats
         pull = penalty + metrics["advantage/abs_mean"]

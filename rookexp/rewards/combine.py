@@ -14,6 +14,8 @@ from rookexp.errors import PartError
 from rookexp.rewards.made_of import MadeOf
 from rookexp.types import Prompt, Reward, Scores, scores_of
 
+TRACE = 1e-5  # standard deviations that rounding can leave of a sum of normalised rewards
+
 
 class Combined(MadeOf):
     """sum_k w_k r_k of several rewards r_k, as they are or each normalised within the group of its prompt.
@@ -57,12 +59,17 @@ class Combined(MadeOf):
         scores = {name: scores_of(reward, prompts, texts) for name, reward in self.rewards.items()}
         values = torch.stack([each.rewards for each in scores.values()])  # (K, N)
         group_size = len(texts) // len(prompts)
-        if self.normalise == "normalise_then_sum" and group_size > 1:
+        normalise = self.normalise == "normalise_then_sum" and group_size > 1
+        if normalise:
             values = normalised(values.view(len(scores), -1, group_size)).flatten(1)
         parts = {name: each.rewards for name, each in scores.items()}
         for name, each in scores.items():
             parts |= {f"{name}/{part}": value for part, value in each.parts.items()}
-        return Scores(weighted(values, values.new_tensor([self.weights[name] for name in scores])), parts)
+        weights = values.new_tensor([self.weights[name] for name in scores])
+        rewards = weighted(values, weights)
+        if normalise:  # a group's mean is 0, and so should all be that are equal
+            rewards = rewards.masked_fill(rewards.abs() <= TRACE * weights.sum(), 0)
+        return Scores(rewards, parts)
 
 
 class Clipped(MadeOf):

@@ -138,13 +138,27 @@ class Standing:
                 return {}
         mean = sum(values) / len(values)
         total = sum((value - mean) ** 2 for value in values)
-        found = {}
-        for key in self.plan.space.declared:
-            levels: dict[Any, list[float]] = {}
-            for trial, value in zip(self.complete, values, strict=True):
-                levels.setdefault(self.plan.space.snapped(trial.params)[key], []).append(value)
-            found[key] = sum(len(own) * (sum(own) / len(own) - mean) ** 2 for own in levels.values()) / total
+        found = {
+            key: sum(len(level) * (sum(level) / len(level) - mean) ** 2 for level in self._levels(key)) / total
+            for key in self.plan.space.declared
+        }
         return dict(sorted(found.items(), key=lambda pair: -pair[1]))
+
+    def by_chance(self) -> dict[str, float]:
+        """The importance that a parameter would have on average if it had no effect; {} where that is not known.
+
+        With L of its values among N points it is (L - 1) / (N - 1), for so many degrees of freedom are its own.
+        """
+        if not all(isinstance(param, Listed) for param in self.plan.space.params):
+            return {}
+        return {key: (len(self._levels(key)) - 1) / (len(self.complete) - 1) for key in self.plan.space.declared}
+
+    def _levels(self, key: str) -> list[list[float]]:
+        """The first objective of the complete trials, a list for each value of a parameter."""
+        levels: dict[Any, list[float]] = {}
+        for trial in self.complete:
+            levels.setdefault(self.plan.space.snapped(trial.params)[key], []).append(trial.values[0])
+        return list(levels.values())
 
 
 def feasible(trial: FrozenTrial) -> bool:
@@ -152,8 +166,7 @@ def feasible(trial: FrozenTrial) -> bool:
     return all(value <= 0 for value in trial.user_attrs.get(study.EXCESS, {}).values())
 
 
-def spread(plan: Plan, known: Figures, name: str) -> Interval:
-    """A figure over the seeds of a point: the sweep's statistic with its 95 % interval."""
+def spread(known: Figures, name: str) -> Interval:
+    """A figure's mean over the seeds of a point, with its 95 % interval."""
     values = [figures[name] for figures in known.values() if name in figures]
-    mean = plan.settings.statistic == "mean"
-    return measures.possible(name, statistics.mean(values) if mean else statistics.bootstrap(values, statistics.iqm))
+    return measures.possible(name, statistics.mean(values))

@@ -55,7 +55,7 @@ def row(plan: Plan, trial: FrozenTrial) -> dict[str, Any]:
         "seeds": len(known),
     }
     for name in dict.fromkeys([*plan.settings.figures, *FIRST]):
-        values = spread(plan, known, name)
+        values = spread(known, name)
         if math.isfinite(values.value):
             found |= {name: values.value, f"{name}_low": values.low, f"{name}_high": values.high}
     return found | {key: value for key, value in trial.user_attrs.get(study.EXCESS, {}).items() if value > 0}
@@ -84,8 +84,7 @@ def line(plan: Plan, trial: FrozenTrial) -> str:
     """What is said when a trial has ended."""
     point = " ".join(plan.space.overrides(trial.params))
     said = trial.user_attrs.get(study.REASON) or ", ".join(
-        f"{name} {wording.interval(spread(plan, trial.user_attrs[study.FIGURES], name))}"
-        for name in plan.settings.objectives
+        f"{name} {wording.interval(spread(trial.user_attrs[study.FIGURES], name))}" for name in plan.settings.objectives
     )
     return f"trial {trial.number} {WORDS[trial.state]}: {point}: {said}"
 
@@ -98,7 +97,7 @@ def table(now: Standing) -> tuple[list[str], list[list[str]]]:
     for trial in (*now.ranked, *(t for t in now.trials if t.state in (TrialState.PRUNED, TrialState.FAIL))):
         cells = [str(trial.number), *map(check.spell, plan.space.snapped(trial.params).values())]
         if trial.state == TrialState.COMPLETE:
-            cells += [wording.interval(spread(plan, trial.user_attrs[study.FIGURES], name)) for name in objectives]
+            cells += [wording.interval(spread(trial.user_attrs[study.FIGURES], name)) for name in objectives]
             broken = [name for name, value in trial.user_attrs[study.EXCESS].items() if value > 0]
             if broken:
                 cells.append(f"breaks {', '.join(broken)}")
@@ -148,14 +147,16 @@ def closing(now: Standing) -> list[str]:
         same = f"; as good: trial {ties}" if ties else ""
         lines.append(f"{'not dominated' if several else 'best'}: trial {trial.number}, {point}{same}")
     if len(now.complete) > 1 and not equal:
-        of = f"{plan.settings.statistic} of {wording.seeds(len(plan.seeds))}, [95 % interval]; "
+        of = f"mean of {wording.seeds(len(plan.seeds))}, [95 % interval]; "
         lines.append(
             f"{of if len(plan.seeds) > 1 else ''}the best of many points looks better than it is: run it again under "
             "new seeds before you believe its number"
         )
     shares = now.importance()
     if len(shares) > 1:  # of a lone one it would be all
-        lines.append("importance: " + ", ".join(f"{key} {100 * share:.0f} %" for key, share in shares.items()))
+        chance = {key: f" (by chance {100 * share:.0f} %)" for key, share in now.by_chance().items()}
+        found = (f"{key} {100 * share:.0f} %{chance.get(key, '')}" for key, share in shares.items())
+        lines.append(f"importance: {', '.join(found)}")
     where = storage.placed(plan.url, plan.folder) if plan.url else plan.folder / storage.JOURNAL
     return [
         *lines,

@@ -33,7 +33,6 @@ class Settings:
     n_trials: Annotated[int, Ge(1)] | None  # points in all; None = the whole grid
     n_jobs: Annotated[int, Ge(1)]  # jobs that the launcher gets at a time
     seeds: Annotated[int, Ge(1)] | Annotated[list[Annotated[int, Ge(0)]], MinLen(1)]
-    statistic: Literal["mean", "iqm"]  # of a point's seeds, which the study sees
     objective: str | Annotated[list[str], MinLen(1)]
     direction: Direction | list[Direction]
     constraints: list[str]

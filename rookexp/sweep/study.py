@@ -56,7 +56,6 @@ class Plan:
         return {
             "name": self.settings.study_name,
             "objectives": [{"name": n, "direction": d} for n, d in self.settings.objectives.items()],
-            "statistic": self.settings.statistic,
             "seeds": self.seeds,
             "params": self.space.declared,
             "constraints": self.settings.constraints,
@@ -263,7 +262,7 @@ def refuse_other(plan: Plan, before: Mapping[str, Any]) -> None:
     now = plan.note("")
     differs = [
         f"{key} was {before[key]}, now {now[key]}"
-        for key in ("objectives", "statistic", "seeds", "constraints")
+        for key in ("objectives", "seeds", "constraints")
         if before.get(key, now[key]) != now[key]
     ]
     if list(before["params"]) != list(now["params"]):

@@ -288,7 +288,7 @@ class Sweep:
                     )
                 state, reason = TrialState.FAIL, f"seed {seed}: {name} is not a number, or was not logged{near}"
             else:
-                spread = {name: ranking.spread(self.plan, known, name).value for name in names}
+                spread = {name: ranking.spread(known, name).value for name in names}
                 values = [spread[name] for name in self.plan.settings.objectives]
                 self.book.constrain(trial, outcome.excess(self.plan, spread))
         if reason:

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import numpy as np
-
 from rookexp import statistics
 
 Z95 = 1.959964
@@ -80,8 +78,8 @@ def pooled(bunches: Sequence[tuple[int, int]]) -> Figure:
     """The share of hits in bunches of (hits, total), as moves in an answer: the bunches are independent of each other.
 
     So many independent observations say as much: all, divided by how much more the share varies from bunch to bunch
-    than it then would, if it does; but only the number of bunches where that cannot be known, as all hit or none does.
-    Source: Korn and Graubard 1998, Kish 1965.
+    than it then would, if it does, and fewer still where few bunches show how much it varies; but only the number of
+    bunches where that cannot be known, as all hit or none does. Source: Korn and Graubard 1998, Kish 1965.
     """
     known = [(hits, size) for hits, size in bunches if size]
     hits, total, n = sum(h for h, _ in known), sum(size for _, size in known), len(known)
@@ -89,18 +87,19 @@ def pooled(bunches: Sequence[tuple[int, int]]) -> Figure:
         return Figure(hits, total, min(n, total))
     share = hits / total
     variance = math.fsum((h - share * size) ** 2 for h, size in known) * n / (n - 1) / total**2
-    return Figure(hits, total, total / max(1.0, total * variance / (share * (1 - share))))
+    design = max(1.0, total * variance / (share * (1 - share)))
+    return Figure(hits, total, total / design * (Z95 / statistics.student_t(n - 1, statistics.LEVEL)) ** 2)
 
 
 def mean_of(values: Sequence[float]) -> Estimate:
-    """The mean of at least one value, none below 0; normal interval, from the sample's standard deviation."""
+    """The mean of at least one value, none below 0; Student's interval, from the sample's standard deviation."""
     return ratio_of(values, [1] * len(values))
 
 
 def ratio_of(amounts: Sequence[float], sizes: Sequence[float]) -> Estimate:
     """The sum of the amounts, none below 0, for each unit of size, of observations with both; `total` counts these.
 
-    The normal interval takes observations as independent, not units, and ends at 0, where that of few and uneven ones
+    Student's interval takes observations as independent, not units, and ends at 0, where that of few and uneven ones
     would go on; there is none where all have the same ratio, as these say nothing about the spread.
     Source: Cochran 1977, eq. 6.13.
     """
@@ -109,7 +108,7 @@ def ratio_of(amounts: Sequence[float], sizes: Sequence[float]) -> Estimate:
     squares = math.fsum((amount - ratio * each) ** 2 for amount, each in zip(amounts, sizes, strict=True))
     if n < 2 or squares == 0:
         return Estimate(ratio, None, n)
-    half = Z95 * math.sqrt(squares / (n - 1) / n) / (size / n)
+    half = statistics.student_t(n - 1, statistics.LEVEL) * math.sqrt(squares / (n - 1) / n) / (size / n)
     return Estimate(ratio, (max(0.0, ratio - half), ratio + half), n)
 
 
@@ -128,11 +127,6 @@ def median_of(values: Sequence[float]) -> Estimate:
     return Estimate(middle, (y[cut - 1], y[n - cut]) if cut else None, n, "median")
 
 
-def average(values: statistics.Values) -> float:
-    """The mean of at least one value."""
-    return float(np.mean(values))
-
-
 def bounded(values: Sequence[float], most: float = 1.0) -> Estimate:
     """The mean of values in [0, most], far from normal as they may be, with an interval that is the same at every call.
 
@@ -140,7 +134,7 @@ def bounded(values: Sequence[float], most: float = 1.0) -> Estimate:
     bounds. Values that are all the same say nothing about their spread: there is no interval then.
     """
     few = len(values) < MANY
-    found = statistics.mean(values) if few else statistics.bootstrap(values, average)
+    found = statistics.mean(values) if few else statistics.bootstrap(values)
     known = found.low < found.high
     return Estimate(found.value, (max(found.low, 0.0), min(found.high, most)) if known else None, len(values))
 
