@@ -12,7 +12,7 @@ from rookexp import verdict
 from rookexp.comparison.points import Point
 from rookexp.run_folder.runs import Run
 
-PLACES = 100  # of a panel's longest curve; more steps are averaged in so many bins
+PLACES = 100  # of a panel's longest curve; more steps are averaged into so many bins
 # Metric, title, unit, whether the axis is logarithmic.
 PANELS = (
     ("eval/reward", "Greedy reward", "reward", False),
@@ -27,7 +27,7 @@ PANELS = (
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A metric over steps; where it is of several seeds, with their range."""
+    """A metric over steps: the mean over seeds and, where there are several, their range."""
 
     steps: tuple[float, ...]
     mean: tuple[float, ...]
@@ -38,7 +38,7 @@ class Curve:
 
 
 def panels(points: Sequence[Point]) -> list[tuple[str, str, str, bool]]:
-    """The panels of which a run has values; after each of the two rewards come those of several tasks."""
+    """The entries of `PANELS` that a run has values of; each of the two rewards is followed by those of its tasks."""
     logged = {name for point in points for run in point.runs for row in run.rows for name in row}
     found = []
     for metric, title, unit, log in PANELS:
@@ -50,18 +50,18 @@ def panels(points: Sequence[Point]) -> list[tuple[str, str, str, bool]]:
 
 
 def bin_width(points: Sequence[Point], metric: str) -> int:
-    """How many values of a metric are averaged into one place, in the curves of all points alike."""
+    """How many values of a metric are averaged into one place of a curve, the same for all points."""
     longest = max(len(verdict.column(run.rows, metric)[1]) for point in points for run in point.runs)
     return max(1, -(-longest // PLACES))
 
 
 def curve(point: Point, metric: str, width: int) -> Curve | None:
-    """Of the point's finished runs, at the steps that all of them logged; None where there are none."""
+    """The curve of the point's finished runs, at the steps that all of them logged; None where there are none."""
     return _over(point.finished, metric, width)
 
 
 def broken_off(point: Point, metric: str, width: int) -> list[Curve]:
-    """Of each run that did not finish, its own, as far as it came."""
+    """A curve for each run that did not finish, as far as it came."""
     found = [_over((run,), metric, width) for run in point.runs if run.status != "finished"]
     return [one for one in found if one is not None]
 

@@ -1,4 +1,4 @@
-"""What a figure of runs is, and why two of one name may be no measurements of the same thing."""
+"""What each figure of a run is, and why two figures of the same name may not measure the same thing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rookexp.run_folder import runs
 from rookexp.run_folder.runs import Run
 from rookexp.statistics import Interval
 
-# What has a say in a reward; and what else in that of samples.
+# Keys that affect a reward; and those that also affect that of a sampled completion.
 SCORED = (
     "reward",
     "eval.max_new_tokens",
@@ -23,8 +23,8 @@ SCORED = (
     "task.sampling.A.max_new_tokens",
 )
 SAMPLED = ("grpo.temperature", "grpo.top_k", "grpo.top_p", "grpo.overlong_buffer", "task.sampling")
-# Name, what it is, which way is better (None: neither), keys of the config that define it, so that values under
-# different ones are no measurements of the same thing.
+# Name -> what it is, which way is better (None: neither), and the keys of the config that define it: values under other
+# settings of these do not measure the same thing.
 FIGURES: dict[str, tuple[str, Literal["up", "down"] | None, tuple[str, ...]]] = {
     "gain": ("last minus first greedy reward", "up", SCORED),
     "reward": ("last greedy reward", "up", SCORED),
@@ -64,13 +64,13 @@ class Asked:
     """What a run's last evaluation asked."""
 
     prompts: tuple[str, ...]  # sorted
-    answers: str | None  # a digest of the right answers; None in runs of before it was noted
+    answers: str | None  # a digest of the right answers; None in runs that did not note it
 
 
 def unlike(
     figure: str, one: Run, other: Run, our_asked: Mapping[int, Asked], their_asked: Mapping[int, Asked]
 ) -> str | None:
-    """Why the figure of two points, of each a run and what its evaluations asked, is not one measure; None: it is."""
+    """Why a figure of two points, of each a run and what its evaluations asked, is not one measure; None if it is."""
     ours, theirs = (runs.flat(run.config) for run in (one, other))
     defining = FIGURES[figure][2]
     if figure == "slope" and ours.get("eval.every") == theirs.get("eval.every") == 1:  # of greedy answers
@@ -82,13 +82,13 @@ def unlike(
 
 
 def possible(figure: str, found: Interval) -> Interval:
-    """The interval as far as the figure can have its values; of few seeds Student's t goes on beyond."""
+    """The interval, cut to the values that the figure can have; for few seeds Student's t reaches beyond them."""
     low = max(found.low, 0.0) if figure in AT_LEAST_0 else found.low
     return Interval(found.value, low, min(found.high, 1.0) if figure in SHARES else found.high)
 
 
 def asked_apart(ours: Mapping[int, Asked], theirs: Mapping[int, Asked]) -> str | None:
-    """In what the evaluations of two points differ, seed by seed where they have seeds in common; None: in nothing."""
+    """How the evaluations of two points differ, seed by seed where they share seeds; None where they do not."""
     if not ours or not theirs:
         return NOT_KNOWN
     common = ours.keys() & theirs.keys()
@@ -99,7 +99,7 @@ def asked_apart(ours: Mapping[int, Asked], theirs: Mapping[int, Asked]) -> str |
 
 
 def asked(group: Sequence[Run]) -> dict[int, Asked]:
-    """What each run of a point was asked, by seed; without those of which that is not known."""
+    """Seed -> what that run of a point was asked; without runs of which it is not known."""
     found = {
         run.seed or 0: Asked(
             tuple(sorted(str(row["prompt"]) for row in last_answers(run.folder))), run.summary.get(track.ANSWERS)
@@ -115,12 +115,12 @@ def last_answers(folder: Path) -> list[dict[str, Any]]:
 
 
 def first_answers(folder: Path) -> list[dict[str, Any]]:
-    """Those of its first one, before any update."""
+    """The greedy completions of a run's first evaluation, before any update, one a prompt, as logged."""
     return _answers(folder, last=False)
 
 
 def _answers(folder: Path, *, last: bool) -> list[dict[str, Any]]:
-    """Reads only as many lines of completions.jsonl as it needs, from its end or its start."""
+    """Parses only as many lines of completions.jsonl as it needs, from the end or the start of the file."""
     path = folder / track.COMPLETIONS
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1] if path.is_file() else []
     rows: list[dict[str, Any]] = []

@@ -24,13 +24,13 @@ NAV.append(("Failures", "at-ends"))
 
 
 def write(comparison: Comparison, path: Path) -> None:
-    """Writes the page; a reader of an older one sees that or the new one, never half."""
+    """Writes the page atomically: a reader sees an older one or the new one, never half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, html(comparison))
 
 
 def html(comparison: Comparison) -> str:
-    """The page's text."""
+    """The page as HTML."""
     words = wording.said(comparison)
     data = _data(comparison)
     parts = {
@@ -105,7 +105,7 @@ def _panel(members: Sequence[Point], metric: str) -> list[dict[str, Any]]:
 
 
 def _answers(ranked: Sequence[Point], index: dict[str, int]) -> dict[str, Any]:
-    """Prompts, what the first finished run of each point answered to them at the end, and how much of all that is."""
+    """Prompts, the last answers of each point's first finished run, and a sentence on how many of all these are."""
     finished = [(point, point.finished[0]) for point in ranked if point.finished]
     chosen = finished[:MAX_ANSWERED]
     prompts: list[str] = []

@@ -17,7 +17,7 @@ from rookexp.statistics import Difference
 from rookexp.trackers.console import duration
 
 MAX_COLUMNS = 8  # settings that have a column each; more are one text
-OWN = re.compile(r"^step \d+: | \([^()]*\)$")  # of a reason, what is of one run alone: its step, its values
+OWN = re.compile(r"^step \d+: | \([^()]*\)$")  # the parts of a reason that concern one run alone: its step, its values
 MAX_MATRIX = 12  # points that have a column each in the table of settings
 BADGES = {
     "higher": "good",
@@ -36,7 +36,7 @@ SHORT = {  # headings
 
 
 def points_table(comparison: Comparison) -> str:
-    """The table of points: settings, figures with intervals, and the same beside the baseline."""
+    """The table of points: settings, figures with intervals, and their differences from the baseline."""
     keys = list(comparison.baseline.settings)
     own = keys if len(keys) <= MAX_COLUMNS else []
     alone = len(comparison.points) == 1
@@ -84,7 +84,7 @@ def points_table(comparison: Comparison) -> str:
 
 
 def _changed(base: Point, point: Point) -> str:
-    """The point's own settings beside the baseline's, the first few; all are in the table of settings."""
+    """The first few settings in which the point differs from the baseline; the table of settings has all."""
     keys = [key for key, _, value in wording.changes(base, point) if value != runs.ABSENT]
     listed = " ".join(f"<code>{escape(points.label(key, point.settings[key]))}</code>" for key in keys[:MAX_COLUMNS])
     more = f" and {len(keys) - MAX_COLUMNS} more" if len(keys) > MAX_COLUMNS else ""
@@ -154,7 +154,7 @@ def _scale(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _forest(point: Point, base: Point, figure: str, scale: tuple[float, float]) -> str:
-    """Seeds, mean and interval on the scale that all rows share; what leaves it is cut off."""
+    """An SVG of seeds, mean and interval on the scale that all rows share; what leaves the scale is cut off."""
     width, height = 150, 22
 
     def at(value: float) -> float:
@@ -206,7 +206,7 @@ def runs_table(comparison: Comparison) -> str:
 
 
 def settings(comparison: Comparison) -> str:
-    """What varies and nothing else: a column a point where they are few, else how often each value occurs."""
+    """The table of settings that vary: a column for each point where they are few, else how often each value occurs."""
     keys = list(comparison.baseline.settings)
     if not keys:
         return "<p>Nothing but the seed.</p>"
@@ -238,7 +238,7 @@ def _key(key: str) -> str:
 
 
 def ends(comparison: Comparison) -> str:
-    """Why runs did not finish, and which criteria of the verdict failed, each with its runs."""
+    """A list of why runs did not finish, and of the verdict's criteria that failed, each with its runs."""
     reasons: dict[str, list[str]] = {}
     criteria: dict[str, list[str]] = {}
     for point in comparison.points:
@@ -276,7 +276,7 @@ def _listed(heading: str, items: Sequence[str]) -> str:
 
 
 def definitions() -> str:
-    """What each figure is."""
+    """A list of what each figure is."""
     return "".join(f"<li><b>{SHORT.get(name, name)}</b>: {escape(about)}</li>" for name, (about, *_) in FIGURES.items())
 
 

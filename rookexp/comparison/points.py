@@ -1,4 +1,4 @@
-"""Runs as points: those that differ in the seed only are one, and each is set beside a baseline."""
+"""Groups runs into points, each of runs that differ in the seed only, and compares every point with a baseline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rookexp.run_folder.runs import Run
 from rookexp.statistics import Difference, Interval
 
 SHOWN = 8  # names in a note
-SILENT = ("steps", "hardware", "hydra")  # groups and keys that may change on the way
+SILENT = ("steps", "hardware", "hydra")  # groups and keys that may change when a run is resumed
 MAIN = "gain"  # the figure by which points are judged, unless a sweep has another objective
 
 
@@ -40,7 +40,7 @@ class Point:
         return tuple(run for run in self.runs if run.status == "finished")
 
     def by_seed(self, figure: str) -> dict[int, float]:
-        """The figure of each finished run that has it; a run without a seed is as good as one with seed 0."""
+        """Seed -> the figure, of each finished run that has it; a run without a seed counts as seed 0."""
         pairs = zip(self.runs, self.figures, strict=True)
         return {run.seed or 0: own[figure] for run, own in pairs if run.status == "finished" and figure in own}
 
@@ -50,11 +50,11 @@ class Point:
         return [bool(run.summary["verdict"]["passed"]) for run in self.runs if run.summary.get("verdict")]
 
     def interval(self, figure: str) -> Interval:
-        """Mean over the seeds of finished runs, with Student's t interval, as far as the figure can have its values."""
+        """The mean over the seeds of finished runs, with Student's t interval cut to the figure's possible values."""
         return measures.possible(figure, statistics.mean(list(self.by_seed(figure).values())))
 
     def unlike(self, other: Point, figure: str) -> str | None:
-        """Why a figure is not the same measure in the two, as under two rewards; None where it is."""
+        """Why a figure is not the same measure in the two points, as under two rewards; None where it is."""
         return measures.unlike(figure, self.runs[0], other.runs[0], self.asked, other.asked)
 
 
@@ -83,11 +83,11 @@ class Comparison:
 
 
 def compare(folders: Sequence[Path], *, baseline: str | None = None) -> Comparison:
-    """The runs in the folders as points, each beside the baseline: the named point, the sweep's own, or the first
-    that has finished.
+    """The runs in the folders as points, each compared with the baseline.
 
-    A trial of a sweep is named `#7`, other points after their first run's folder.
-    Of several, one without a run is noted and left out, as in `sweep/*`; so is a file, without a word.
+    The baseline is the named point, else the sweep's own, else the first that has finished. A trial of a sweep is named
+    `#7`, other points after their first run's folder. A folder without a run is left out with a note, as in `sweep/*`;
+    a file is left out without one.
     Raises: DataError for a name that does not exist, and where there is no run at all; ConfigError where no point has
     the baseline's name.
     """
@@ -122,7 +122,7 @@ def compare(folders: Sequence[Path], *, baseline: str | None = None) -> Comparis
 
 
 def of(name: str, group: Sequence[Run], settings: dict[str, Any]) -> Point:
-    """Runs that differ in the seed only as a point."""
+    """The point of some runs that differ in the seed only."""
     figures = tuple(runs.figures(run.rows) for run in group)
     return Point(name, tuple(group), figures, settings, measures.asked(group))
 
@@ -144,17 +144,17 @@ def text(value: Any) -> str:
 
 
 def trial(run: Run) -> dict[str, Any]:
-    """What a sweep has noted of the run's place in it; {} outside of sweeps."""
+    """The note of a sweep on the run's place in it (trial.json); {} outside of sweeps."""
     return _json(run.folder / TRIAL)
 
 
 def sweep(folder: Path) -> dict[str, Any]:
-    """What a sweep has noted of itself; {} for a folder that is none."""
+    """The note of a sweep on itself (sweep.json); {} for a folder that is no sweep's."""
     return _json(folder / SWEEP)
 
 
 def _group(run: Run, follow: Collection[str]) -> str:
-    """Equal for runs of one point: the trial of a sweep, elsewhere the configuration without the seeds that vary."""
+    """A key that is equal for runs of one point: a sweep's trial, else the configuration without its varying seeds."""
     number = trial(run).get("trial")
     if number is not None:
         return f"{run.folder.parent}\n{number}"
@@ -163,7 +163,7 @@ def _group(run: Run, follow: Collection[str]) -> str:
 
 
 def _one_a_seed(group: Sequence[Run], notes: list[str]) -> list[Run]:
-    """One run a seed in the seeds' order: of several the one that finished, else the last."""
+    """One run per seed, in the seeds' order: of several the last that finished, else the last; notes the others."""
     kept: dict[int | None, Run] = {}
     for run in group:
         other = kept.setdefault(run.seed, run)
@@ -176,7 +176,7 @@ def _one_a_seed(group: Sequence[Run], notes: list[str]) -> list[Run]:
 
 
 def _settings(groups: Sequence[Sequence[Run]], varying: Mapping[str, tuple[Any, ...]]) -> Mapping[str, tuple[Any, ...]]:
-    """What varies among the points, by dotted key; of trials of one sweep as it was typed, before what else varies."""
+    """Dotted key -> value in each point, of what varies; in trials of one sweep, first what was typed to vary."""
     notes = [trial(group[0]) for group in groups]
     alike = {(note.get("sweep"), tuple(note.get("params", {}))) for note in notes}
     if len(alike) > 1 or not notes[0].get("params"):
@@ -211,7 +211,7 @@ def _baseline(points: Sequence[Point], asked: str | None, folders: Sequence[Path
     named = sweep(folders[0]).get("baseline") if len(folders) == 1 else None
     if isinstance(named, Mapping):
         for point in points:
-            # A group's option is in the sweep's own note alone: a configuration has what the option says.
+            # A group's option is in the sweep's own note alone: a configuration has the option's values.
             given = runs.flat(point.runs[0].config) | trial(point.runs[0]).get("params", {})
             if all(key in given and text(given[key]) == text(value) for key, value in named.items()):
                 return point
@@ -224,7 +224,7 @@ def _baseline(points: Sequence[Point], asked: str | None, folders: Sequence[Path
 
 
 def _aimed_at(folders: Sequence[Path], main: str, notes: list[str]) -> tuple[str, bool]:
-    """The figure to judge by, and whether less of it is better: a single sweep's first objective, where it is one."""
+    """The figure to judge by, and whether less of it is better: a single sweep's first objective where it is one."""
     objectives = sweep(folders[0]).get("objectives") if len(folders) == 1 else None
     if not objectives:
         others = {str(each["name"]) for folder in folders for each in sweep(folder).get("objectives") or ()} - {main}
@@ -239,7 +239,10 @@ def _aimed_at(folders: Sequence[Path], main: str, notes: list[str]) -> tuple[str
 
 
 def _beside(point: Point, base: Point, main: str, comparisons: int) -> dict[str, Difference | str]:
-    """Each figure that both have; only the main one is corrected for the number of points."""
+    """Figure -> the difference from the baseline, or why there is none, of each figure that both have.
+
+    Only the main figure's is corrected for the number of points.
+    """
     found: dict[str, Difference | str] = {}
     for figure in measures.FIGURES:
         ours, theirs = point.by_seed(figure), base.by_seed(figure)
@@ -284,7 +287,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _anew(run: Run) -> list[str]:
-    """What was typed with `resume=` that says what is trained, so that the steps before had something else."""
+    """Overrides typed with `resume=` that change what is trained, so that the steps before ran with other values."""
     info = _json(run.folder / INFO)
     starts = [start.get("argv", ()) for start in (*info.get("earlier_starts", ()), info)]
     found = []

@@ -16,7 +16,7 @@ from rookexp.statistics import Difference, Interval
 from rookexp.trackers.console import duration
 
 SHOWN_SETTINGS = 6
-NORMAL = 6  # seeds from which the sign-flip test can agree
+NORMAL = 6  # seeds from which the sign-flip test can give p < 0.05
 # What the words on a page and in a table mean, once.
 LEGEND = (
     "Intervals are 95 % intervals (Student's t) over the seeds of finished runs; n is their number.",
@@ -35,7 +35,7 @@ LEGEND = (
 
 
 def said(comparison: Comparison) -> list[str]:
-    """What a reader wants to know first, one sentence or two each."""
+    """The sentences that a reader wants first, one or two on each finding."""
     if len(comparison.points) == 1:
         return _one(comparison.points[0], comparison.main)
     if len(comparison.points) == 2:
@@ -45,7 +45,7 @@ def said(comparison: Comparison) -> list[str]:
 
 
 def number(value: float) -> str:
-    """Three decimals, fewer of a large value, more of a small one; a dash for NaN."""
+    """A number with three decimals, fewer for a large value, more for a small one; a dash for NaN."""
     if math.isnan(value) or value == 0:
         return "-" if value else "0"
     size = abs(value)
@@ -76,7 +76,7 @@ def seeds(n: int) -> str:
 
 
 def settings(point: Point) -> str:
-    """The point's settings that vary, as typed, the first few."""
+    """The first few of the point's settings that vary, as they are typed."""
     return _first([points.label(key, value) for key, value in point.settings.items() if value != runs.ABSENT])
 
 
@@ -152,7 +152,7 @@ def _judged(base: Point, other: Point, figure: str, found: Difference | str | No
 
 
 def _on_prompts(base: Point, other: Point) -> list[str]:
-    """What single runs can be asked: whether these two models answer these prompts differently."""
+    """What single runs can show: whether these two models answer the same prompts differently; [] if not known."""
     if not (base.finished and other.finished):
         return []
     pairs = [(one, two) for one in other.finished for two in base.finished]
@@ -200,9 +200,9 @@ def _many(comparison: Comparison) -> list[str]:
         lines.append(f"{len(comparison.points)} points differ in {shown}.")
     if not measured:
         return [*lines, f"No finished run has a {figure}: there is nothing to judge.", *_failed(comparison.points)]
-    if base in measured:  # rewards for other prompts are on no common scale
+    if base in measured:  # rewards for different prompts have no common scale
         measured = [p for p in measured if p is base or isinstance(comparison.beside[p.name].get(figure), Difference)]
-    else:  # nothing has set them side by side yet
+    else:  # whether they measure the same has not been checked yet
         for one, other in itertools.pairwise(measured):
             if reason := one.unlike(other, figure):
                 apart = f"No best point is named: {base.name} has no {figure}, and {other.name} is not measured as "
@@ -239,7 +239,7 @@ def _many(comparison: Comparison) -> list[str]:
 
 
 def _counted(comparison: Comparison) -> str:
-    """How many points are how, beside the baseline."""
+    """A sentence that counts the points by how they compare with the baseline."""
     words = get_args(statistics.Word)
     found = [own.get(comparison.main) for own in comparison.beside.values()]
     counts = {word: sum(isinstance(one, Difference) and one.said == word for one in found) for word in words}

@@ -1,4 +1,4 @@
-"""What keys of one configuration say of each other: values that cannot go together, and values that cannot act."""
+"""Checks across the keys of one configuration: values that cannot go together, and values that have no effect."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def check_rows(grpo: Config) -> None:
 
 
 def check_moment(reference: Config, steps: int) -> None:
-    """Raises: ConfigError where the reference or the policy would move once, after the last step."""
+    """Raises: ConfigError where `reference.at` is after the last step, so that nothing would ever move then."""
     if reference.get("at", 0) > steps:
         why = f"it would never come: the run ends with steps={steps}; allowed: 1 to {steps}"
         raise check.refusal("reference.at", reference["at"], why)
 
 
 def idle(config: Config, typed: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """The `KEY=VALUE` of `typed` that change nothing in a run of this configuration, or not what they say; and why."""
+    """Yields each `KEY=VALUE` of `typed` that has no effect in this configuration, or not the one it names; and why."""
     flat = runs.flat(config)
     for text in typed:
         for prefixes, why in IDLE.items():
@@ -38,7 +38,7 @@ def idle(config: Config, typed: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def _one_update(flat: Flat) -> str | None:
     module, _, loss = str(flat.get("loss._target_")).rpartition(".")
-    alike = module == "rookexp.losses" and loss != "Luspo"  # whose rows weigh as their lengths
+    alike = module == "rookexp.losses" and loss != "Luspo"  # Luspo weights rows by their lengths
     if not alike or (flat.get("grpo.inner_epochs"), flat.get("grpo.minibatches")) != (1, 1):
         return None
     return "changes no gradient: each batch has one update, where every ratio is 1; grpo.minibatches=2 makes two"
@@ -91,7 +91,7 @@ def _undivided(flat: Flat) -> str | None:
     return "changes nothing with baseline.std=none: nothing is divided" if flat.get("baseline.std") == "none" else None
 
 
-# How what was typed begins, and when it cannot act, or not as it says.
+# Prefixes of a typed override -> why it has no effect, or not the one it names; None where it acts as it says.
 IDLE: dict[tuple[str, ...], Callable[[Flat], str | None]] = {
     ("loss",): _one_update,
     ("loss=", "grpo.aggregation="): _unlike_its_paper,

@@ -1,4 +1,4 @@
-"""One readable line for a config value that its constructor would not take; nothing is built here.
+"""Checks config values against the signature of what they build; an error is one readable line. Nothing is built here.
 
 The signature that `_target_` names is the only schema: `Annotated[float, Gt(0)]`, `Literal[...]`, `int | None`, lists.
 With `_partial_: true` a runtime object may be absent: a positional parameter, or one of a type that YAML cannot write.
@@ -45,10 +45,10 @@ BOUNDS: tuple[tuple[type, str, str, Callable[[Any, Any], bool]], ...] = (
 def check_node(
     node: Mapping[str, Any], path: str, *, given: Collection[str] = (), also: Mapping[str, Any] | None = None
 ) -> None:
-    """Refuses a node, and every node inside it, that its `_target_` would not take.
+    """Checks a node, and every node inside it, against the signature of its `_target_`.
 
-    `given`: parameters that the caller passes, so that no key may. `also`: types of the node's keys that are for
-    somebody else.
+    `given`: parameters that the caller passes, which no key may set. `also`: further required keys of this node, which
+    other code reads, with their types.
     Raises: ConfigError naming the full key, the value, what is allowed and the nearest spelling.
     """
     if "_target_" in node:
@@ -63,7 +63,7 @@ def check_node(
 
 
 def check_inside(value: Any, path: str, given: Collection[str]) -> None:
-    """Checks the nodes that stand in a mapping or a list."""
+    """Checks the nodes in a mapping or a list, at any depth; `path` is the key of `value`."""
     if isinstance(value, Mapping):
         check_node(value, path, given=given)
     elif isinstance(value, list):
@@ -80,9 +80,10 @@ def check_call(
     given: Collection[str],
     also: Mapping[str, Any],
 ) -> None:
-    """Refuses `values` unless `target(**values)` has every key, no other, and each of the annotated type and range.
+    """Checks that `target(**values)` is a valid call: no key missing or unknown, each of the annotated type and range.
 
-    `runtime`: objects may be absent because the caller passes them later. `path` is "" at the top.
+    `runtime`: parameters for objects may be absent because the caller passes them later. `path` is "" at the top.
+    `given` and `also` are those of `check_node`.
     Raises: ConfigError.
     """
     parameters = inspect.signature(target).parameters
@@ -108,7 +109,7 @@ def check_call(
 
 
 def inherits_signature(target: Callable[..., Any]) -> bool:
-    """Whether a class takes whatever a library's class above it takes, as an nn.Module without an __init__ does."""
+    """Whether a class has no `__init__` of its own, so that **kwargs in its signature belong to a base class."""
     return inspect.isclass(target) and "__init__" not in vars(target)
 
 
@@ -129,9 +130,9 @@ def is_object(parameter: inspect.Parameter, hint: Any) -> bool:
 
 
 def locate(target: Any, path: str) -> Callable[..., Any]:
-    """What an import path names.
+    """The class or function that an import path names.
 
-    Raises: ConfigError when there is no such module or no such name in it.
+    Raises: ConfigError when there is no such module, no such name in it, or the name is not callable.
     """
     if not isinstance(target, str) or "." not in target:
         raise refusal(path, target, "allowed: an import path such as rookexp.coefficients.FixedKL")
@@ -159,7 +160,7 @@ def type_hints(target: Callable[..., Any]) -> dict[str, Any]:
     """The annotations of a class's constructor or of a function, with their metadata; {} where it has none."""
     found = _annotations(target.__init__ if inspect.isclass(target) else target)
     if found is None and inspect.isclass(target) and is_dataclass(target):
-        found = _annotations(target)  # where a field is inherited, its own module has imported what it names
+        found = _annotations(target)  # an inherited field's names are imported where it is defined
     return {name: hint for name, hint in (found or {}).items() if name != "return"}
 
 
@@ -171,7 +172,7 @@ def _annotations(source: Any) -> dict[str, Any] | None:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a plain YAML value is one of `hint`; a mapping with `_target_` is whatever it will build."""
+    """Whether a plain YAML value is of type `hint`; a mapping with `_target_` counts as the object that it builds."""
     if hint is Any or hint is inspect.Parameter.empty or isinstance(hint, typing.TypeVar):
         return True
     origin, args = typing.get_origin(hint), typing.get_args(hint)
@@ -200,7 +201,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def misfit(name: str, value: Any, hint: Any) -> tuple[str, Any, Any]:
-    """Name, value and type of the entry that makes a mapping unfit; what was given where it is no mapping."""
+    """Name, value and type of the innermost mapping entry that does not fit; the arguments for any other value."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in UNION_ORIGINS and isinstance(value, Mapping):
         return next(
@@ -222,7 +223,7 @@ def rules(metadata: Iterable[Any]) -> list[Any]:
 
 
 def holds(value: Any, rule: Any) -> bool:
-    """Whether one constraint of `annotated_types` is met; metadata of other kinds says nothing."""
+    """Whether a value meets one constraint of `annotated_types`; True for metadata of other kinds."""
     for kind, name, _, holds_for in BOUNDS:
         if isinstance(rule, kind):
             return holds_for(value, getattr(rule, name))
@@ -271,7 +272,7 @@ def rule_text(rule: Any) -> str:
 
 
 def literal_words(hint: Any) -> list[str]:
-    """The words among a hint's allowed values."""
+    """The strings among a hint's `Literal` values."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         return [arg for arg in args if isinstance(arg, str)]
@@ -283,7 +284,7 @@ def literal_words(hint: Any) -> list[str]:
 
 
 def nearest(word: str, words: Iterable[str], prefix: str = "") -> str:
-    """`; did you mean <prefix>X?` for the spelling X next to `word`, or nothing where none is near."""
+    """`; did you mean <prefix>X?` with the closest X of `words`; "" where none is close."""
     by_fold = {other.lower(): other for other in words}
     word = {"gpu": "cuda"}.get(word.lower(), word)
     close = difflib.get_close_matches(word.lower(), by_fold, n=1)
@@ -291,12 +292,12 @@ def nearest(word: str, words: Iterable[str], prefix: str = "") -> str:
 
 
 def join(path: str, key: str) -> str:
-    """The dotted key."""
+    """The dotted key `path.key`; `key` alone where `path` is ""."""
     return f"{path}.{key}" if path else key
 
 
 def spell(value: Any) -> str:
-    """A value as YAML writes it, on one line."""
+    """A value as YAML writes it; text of more than 60 characters is cut."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     text = str(value)
@@ -304,5 +305,5 @@ def spell(value: Any) -> str:
 
 
 def refusal(key: str, value: Any, why: str) -> ConfigError:
-    """The error of one key, on one line whatever the key is."""
+    """The ConfigError `KEY=VALUE: WHY`, on one line whatever the key and the value contain."""
     return ConfigError(" ".join(f"{key}={spell(value)}: {why}".splitlines()))

@@ -1,4 +1,4 @@
-"""Where conf/ is, and how Hydra, in either of its versions, composes it; our sweeper is found once this is imported."""
+"""Where conf/ is, and how Hydra 1.3 or 1.4 composes it; importing this module lets Hydra find our sweeper."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from rookexp.errors import ConfigError
 from rookexp.run_folder.run_info import SEARCHPATH
 
 PACKAGE = Path(__file__).resolve().parents[1]
-# Hydra looks for plugins once a process, so our sweeper is there to be found before anything composes, however rookexp
-# was installed or not.
+# Hydra looks for plugins once per process, so our sweeper must be findable before anything composes, whether rookexp is
+# installed or not.
 PLUGINS = str(PACKAGE / "_hydra")
 if PLUGINS not in sys.path:
     sys.path.append(PLUGINS)
@@ -40,9 +40,9 @@ def version_base() -> dict[str, str]:
 
 @contextmanager
 def configs(args: Namespace) -> Iterator[list[str]]:
-    """Hydra, ready to compose what the flags ask for; the overrides that say where else options are looked for."""
+    """Inside, Hydra composes what the flags ask for; yields the overrides that extend its search path."""
     path = main_dir(args)
-    GlobalHydra.instance().clear()  # a failed start leaves one behind
+    GlobalHydra.instance().clear()  # a failed start leaves its state behind
     with hydra.initialize_config_dir(str(path), **version_base()):
         if args.config_dir:  # as Hydra's command line does it; its API has no such flag
             where = create_config_search_path(str(path))
@@ -53,25 +53,25 @@ def configs(args: Namespace) -> Iterator[list[str]]:
 
 
 def main_dir(args: Namespace) -> Path:
-    """The folder that is looked into first."""
+    """The config folder that is searched first: that of `--config-path`, else conf/."""
     return Path(args.config_path).resolve() if args.config_path else conf_dir()
 
 
 def searchpath(overrides: Sequence[str]) -> list[str]:
-    """One override for the search path that was typed; [] without."""
+    """The typed search path as a list of one override; [] where none was typed."""
     found = places(overrides)
     return [f"{SEARCHPATH}[{','.join(map(quoted, found))}]"] if found else []
 
 
 def places(overrides: Sequence[str]) -> list[str]:
-    """The search path that was typed, place by place."""
+    """The entries of the typed search path, in order."""
     parsed = OverridesParser.create().parse_overrides([text for text in overrides if text.startswith(SEARCHPATH)])
     typed: Any = [override.value() for override in parsed]
     return [str(place) for value in typed for place in (value if isinstance(value, list) else [value])]
 
 
 def refuse_hidden(args: Namespace) -> None:
-    """Raises: ConfigError for a file of one's own that Hydra would never read, because one before it has its name."""
+    """Raises: ConfigError for a user's config file that Hydra would never read: ours of the same name comes first."""
     main = main_dir(args)
     for place in [args.config_dir, *places(args.overrides)]:
         own = Path((place or "").removeprefix("file://"))
@@ -83,6 +83,6 @@ def refuse_hidden(args: Namespace) -> None:
 
 
 def quoted(text: object) -> str:
-    """A value as Hydra's grammar takes it, whatever characters are in it."""
+    """A value quoted for Hydra's grammar of overrides, whatever characters are in it."""
     inside = str(text).replace("\\", "\\\\").replace("'", "\\'").replace("${", "\\${")
     return f"'{inside}'"

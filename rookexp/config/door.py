@@ -1,4 +1,4 @@
-"""What the doors share: from what was typed to a task's call, and errors as one line on stderr."""
+"""What the command-line entry points (doors) share: from typed words to a task's call; errors as one stderr line."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from rookexp.run_folder import labels
 from rookexp.run_folder.run_info import is_secret
 
 PRESETS = ("experiment", "sweep", "debug")  # groups for which `+group=option` means the same as `group=option`
-SWEEPER, SWEEP_KEY = "hydra.sweeper.", "sweep."  # the long name of a sweeper's key, and the one that is typed
-SWEEPS = ("sweep=", "hydra/sweeper=")  # what makes -m one of our sweeps
+SWEEPER, SWEEP_KEY = "hydra.sweeper.", "sweep."  # prefix of a sweeper's key in the config, and as typed
+SWEEPS = ("sweep=", "hydra/sweeper=")  # overrides that make -m one of our sweeps
 FULL_ERROR = "HYDRA_FULL_ERROR"  # Hydra's own variable: 1 shows tracebacks
 
 Task = Callable[[dict[str, Any], Path], Any]
@@ -39,15 +39,16 @@ Check = Callable[[dict[str, Any]], Any]
 def enter(task: Task, config_name: str, check: Check | None = None) -> None:
     """Composes conf/<config_name>.yaml with the command line and calls `task(config, run_dir)`; exits on an error.
 
-    `config` is plain and resolved. `check` raises for one that no job of a sweep can have, before the sweep runs any.
-    Exit status: 2 for what was typed or is missing, 1 for a run that failed, 128 and a signal's number for one that the
-    signal ended. With HYDRA_FULL_ERROR=1 every error is a traceback.
+    `config` is plain and resolved. `check` raises for a configuration that the task would refuse; a sweep calls it
+    before its first job.
+    Exit status: 2 for a mistake in what was typed or something missing, 1 for a run that failed, 128 + N for one that
+    signal N ended. With HYDRA_FULL_ERROR=1 every error is a traceback.
     """
     environment.print_any_text()
     wants_traceback = os.environ.get(FULL_ERROR) == "1"
     started = False
-    failed: list[int] = []  # the status of each job that has had its line
-    sweeps: set[Path] = set()  # folders of Hydra's own
+    failed: list[int] = []  # exit status of each job whose error was printed
+    sweeps: set[Path] = set()  # folders of sweeps by Hydra's own sweeper
 
     def job(config: DictConfig) -> Any:
         nonlocal started
@@ -60,14 +61,14 @@ def enter(task: Task, config_name: str, check: Check | None = None) -> None:
         try:
             return call(task, config)
         except RunStopped as error:
-            sys.exit(error.status)  # of a sweep the jobs to come are not wanted either
-        except BrokenPipeError:  # raised here it would have a line by Hydra
+            sys.exit(error.status)  # of a sweep the remaining jobs are not wanted either
+        except BrokenPipeError:  # if it were raised, Hydra would print a line
             sys.exit(stop.unread())
         except (RookexpError, OSError, MemoryError, RuntimeError) as error:
             told = line_and_status(error, config_name, started=True)
             if told is None or wants_traceback or not in_this_process():
                 raise
-            print(f"error: {which}{told[0]}", file=sys.stderr)  # raised here it would have a second line by Hydra
+            print(f"error: {which}{told[0]}", file=sys.stderr)  # if raised, Hydra would add a line
             failed.append(told[1])
         finally:
             leave_no_empty(Path(HydraConfig.get().runtime.output_dir))
@@ -79,7 +80,7 @@ def enter(task: Task, config_name: str, check: Check | None = None) -> None:
             from rookexp.sweep import summary
 
             summary.show(folder)
-        sys.stdout.flush()  # here, for at its end Python has no say in the exit status
+        sys.stdout.flush()  # here, because an error at interpreter exit could not set the exit status
         if failed:
             sys.exit(max(failed))
     except KeyboardInterrupt:
@@ -97,9 +98,9 @@ def enter(task: Task, config_name: str, check: Check | None = None) -> None:
 
 
 def through_hydra(job: Callable[[DictConfig], Any], config_name: str) -> None:
-    """Has Hydra read the command line and call the job, once or for each point of a sweep; its errors come through."""
+    """Has Hydra read the command line and call the job, once or for each point of a sweep; raises Hydra's errors."""
     register_resolvers()
-    # For each group that --help lists Hydra copies all it knows, this store of its own defaults above all.
+    # For each group that --help lists, Hydra deep-copies all that it knows, above all this store of its own defaults.
     ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
     environment.load(Path.cwd())
     sys.argv[1:] = arrange(sys.argv[1:], config_name)
@@ -113,29 +114,29 @@ def through_hydra(job: Callable[[DictConfig], Any], config_name: str) -> None:
 
 
 def call(task: Task, config: DictConfig) -> Any:
-    """What the task gives; it is called a second time where it has found the value of a key itself."""
+    """The task's result; where the task has found a key's value itself (Reconfigured), it is called again with that."""
     folder = Path(HydraConfig.get().runtime.output_dir)
     try:
         return task(plain(config), folder)
     except Reconfigured as found:
         OmegaConf.update(config, found.key, found.value)
-    return task(plain(config), folder)  # here nothing holds what the first one has built
+    return task(plain(config), folder)  # here nothing holds what the first call has built
 
 
 def leave_no_empty(folder: Path) -> None:
-    """Removes the run folder that Hydra has made where nothing was written, as by a command that was refused, and what
-    is empty then of the folders above it, inside the one where the command was typed.
+    """Removes the run folder that Hydra has made if it is empty, as after a refused command.
+    Then also those of its parents inside the working directory that this leaves empty.
     """
-    with suppress(OSError):  # one is not empty
+    with suppress(OSError):  # stops at one that is not empty
         for made in (folder, *folder.parents):
             if made == folder != Path.cwd() or Path.cwd() in made.parents:
                 made.rmdir()
 
 
 def line_and_status(error: Exception, config_name: str, *, started: bool) -> tuple[str, int] | None:
-    """An error as a line, and the exit status: 2 for what was typed or is missing, 1 for a run that failed.
+    """An error as a line, and the exit status: 2 for what was typed wrong or is missing, 1 for a failed run.
 
-    None for a mistake in the program, whose place matters.
+    None for a bug in the program, which needs its traceback.
     """
     if isinstance(error, RookexpError):
         return as_typed(error), 2 if isinstance(error, (ConfigError, DataError, EngineError)) else 1
@@ -145,12 +146,12 @@ def line_and_status(error: Exception, config_name: str, *, started: bool) -> tup
 
 
 def as_typed(message: object) -> str:
-    """A message with a sweep's keys as they are typed here."""
+    """A message in which a sweep's keys stand as they are typed, `sweep.KEY` for `hydra.sweeper.KEY`."""
     return str(message).replace(SWEEPER.rstrip("."), SWEEP_KEY.rstrip("."))
 
 
 def in_this_process() -> bool:
-    """Whether this is Hydra's own way to run a job, which needs no exception to know of a failure."""
+    """Whether Hydra's own sweeper and launcher run the job in this process, where a failure need not be raised."""
     parts = HydraConfig.get().sweeper, HydraConfig.get().launcher
     return HydraConfig.get().mode == RunMode.RUN or all(
         str(p["_target_"]).startswith("hydra._internal.") for p in parts
@@ -163,7 +164,7 @@ def in_a_sweep() -> bool:
 
 
 def typed() -> list[str]:
-    """The overrides of this run, without those that took out a recipe's values; [] where Hydra has not started it."""
+    """The overrides of this run as typed, without those of `recipes.taken_out`; [] where Hydra has not started it."""
     if not HydraConfig.initialized():
         return []
     given = HydraConfig.get().overrides
@@ -171,18 +172,18 @@ def typed() -> list[str]:
 
 
 def note_start(folder: Path) -> None:
-    """Notes in a run's folder what it was started with, or goes on with."""
+    """Records in a run's folder the overrides and Hydra settings that it was started or resumed with."""
     if HydraConfig.initialized():
         resume.note(folder, typed(), OmegaConf.to_yaml(HydraConfig.instance().cfg))
 
 
 def register_resolvers() -> None:
-    """What YAML calls as `${NAME:}`.
+    """Registers the resolvers that YAML calls as `${NAME:}`.
 
-    `short_id`: six letters that make a run's folder its own. `asset:NAME`: an embedded folder's path. `conf`: the
+    `short_id`: six hex digits that make a run's folder unique. `asset:NAME`: an embedded folder's path. `conf`: the
     folder of all options. `label:KIND`: the run's name, group or tags.
     """
-    # Hydra 1.4 comes with OmegaConf 2.4, where this name replaces the other; before, it was another function's.
+    # Hydra 1.4 comes with OmegaConf 2.4, where `register_resolver` is the new name; before, it named another function.
     register: Any = OmegaConf.register_new_resolver if HYDRA_VERSION < (1, 4) else OmegaConf.register_resolver
     register("short_id", lambda: secrets.token_hex(3), use_cache=True, replace=True)
     register("asset", lambda name: str(PACKAGE / "assets" / name), replace=True)
@@ -205,10 +206,10 @@ def plain(config: DictConfig) -> dict[str, Any]:
 
 
 def arrange(argv: list[str], config_name: str) -> list[str]:
-    """The arguments with flags first, without the + of `+experiment=`, `sweep.` long, `resume=` carried out.
+    """The arguments for Hydra: flags first, no + in `+experiment=`, `sweep.` in full, `resume=` and recipes resolved.
 
-    Raises: ConfigError for a flag that Hydra does not have, for a folder that is not there or cannot be resumed, and
-    for a sweep's recipe or key without a sweep.
+    Raises: ConfigError for a flag that Hydra does not have, for a folder that is not there or cannot be resumed, for a
+    typed secret, for a name or file that cannot be used, and for a sweep's recipe or key without a sweep.
     """
     argv = [arg[1:] if arg.startswith(tuple(f"+{group}=" for group in PRESETS)) else arg for arg in argv]
     parser = get_args_parser()
@@ -220,7 +221,7 @@ def arrange(argv: list[str], config_name: str) -> list[str]:
             flags = sorted(flag for flag in parser._option_string_actions if flag.startswith("--"))
             hint = check.nearest(arg.split("=")[0], flags)
             raise ConfigError(f"{arg}: no such flag; allowed: key=value, group=option, {', '.join(flags)}{hint}")
-    if known.config_dir is not None and not Path(known.config_dir).is_dir():  # which Hydra says twice
+    if known.config_dir is not None and not Path(known.config_dir).is_dir():  # Hydra would say so twice
         raise ConfigError(f"--config-dir {known.config_dir}: no such folder; allowed: one that is laid out like conf/")
     overrides = [*known.overrides, *unknown]
     for text in overrides:
@@ -239,7 +240,7 @@ def arrange(argv: list[str], config_name: str) -> list[str]:
             if known.multirun and (
                 any(text.startswith(SWEEPS) for text in overrides) or "sweep" in recipes.chosen_by(name, extra)
             ):
-                return words  # our sweep does the same for each point
+                return words  # our sweep takes out the recipe's values for each point
             varied = recipes.varied(args.overrides, name, extra) if known.multirun else []
             added = recipes.taken_out(args.overrides, name, extra)
     except (HydraException, OmegaConfBaseException, YAMLError):
@@ -256,7 +257,7 @@ def arrange(argv: list[str], config_name: str) -> list[str]:
 def sweeping(overrides: list[str], multirun: bool) -> list[str]:
     """The overrides with `sweep.KEY=` as `hydra.sweeper.KEY=`.
 
-    Raises: ConfigError for what is about a sweep in a command that is none of ours.
+    Raises: ConfigError for a sweep's option in a command that is not one of our sweeps.
     """
     chosen = [text for text in overrides if text.startswith(SWEEPS)]
     about = [text for text in overrides if text.startswith((SWEEP_KEY, "sampler=", "pruner="))]

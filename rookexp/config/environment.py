@@ -1,4 +1,4 @@
-"""What a command finds around it: W&B's settings in a `.env` file, and outputs that do not know every character."""
+"""The process's environment: W&B's settings in a `.env` file, and output streams that cannot encode every character."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ PREFIX = "WANDB_"
 
 
 def print_any_text() -> None:
-    """Lets standard outputs in another encoding than UTF-8 have a question mark where a character is not in theirs.
+    """Makes stdout and stderr print a question mark for each character that their encoding lacks, instead of failing.
 
-    One that was closed before the start, as by `>&-`, takes everything and keeps nothing.
+    A stream that was closed before the start, as by `>&-`, is replaced by one that discards everything.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
@@ -26,8 +26,9 @@ def print_any_text() -> None:
 
 
 def load(folder: Path) -> None:
-    """Puts the `WANDB_*` lines of the folder's `.env` into the environment, where what is set already stays, so that a
-    key need not stand in a shell's history or in a config.
+    """Sets the environment variables `WANDB_*` of the folder's `.env` that are not set already.
+
+    So a key need stand neither in a shell's history nor in a config.
 
     Raises: ConfigError where there is such a file and it cannot be read; no line of it is shown.
     """

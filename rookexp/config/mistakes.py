@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
     from hydra.core.override_parser.types import Override
 
-SAID = 200  # characters of an allocator's message
+SAID = 200  # characters shown of an allocator's message
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -46,12 +46,12 @@ def explain(error: Exception, argv: list[str], config_name: str) -> str:
     except OverrideParseException as reason:
         return f"{reason.override}: allowed: key=value or group=option{as_text(str(reason.override))}"
     except (HydraException, OmegaConfBaseException, YAMLError):
-        pass  # the config is wrong without any override, or for a reason that only the whole has
+        pass  # the config is wrong without overrides, or only with all of them together
     return one_line(error)
 
 
 def as_text(text: str) -> str:
-    """How an override that Hydra's grammar does not take is typed, where its value is a text with odd characters."""
+    """A hint how to quote an override that Hydra's grammar refuses; "" where quotes would not help."""
     key, equals, value = text.partition("=")
     plain = f"{key}={quoted(value)}"
     try:
@@ -62,7 +62,7 @@ def as_text(text: str) -> str:
 
 
 def single_values(overrides: list[str], loader: ConfigLoader) -> Iterator[str]:
-    """The overrides with the choice of options first; of a sweep, each value by itself."""
+    """Yields the overrides, choices of options first; a sweep gives one per value, an interval its start alone."""
     parsed = OverridesParser.create(config_loader=loader).parse_overrides(overrides)
     for override in sorted(parsed, key=lambda o: not loader.get_group_options(o.key_or_group)):
         if override.is_sweep_override() and override.is_discrete_sweep():
@@ -83,7 +83,7 @@ def explain_override(text: str, config: DictConfig, loader: ConfigLoader) -> str
     options = sorted({*loader.get_group_options(key), *own_options(key, config)})
     if options:
         value = str(override.value())
-        if value in options and override.package is not None:  # an option inside a group's own, not of the defaults
+        if value in options and override.package is not None:  # GROUP@PATH, which the defaults list does not have
             return f"{text}: type +{text}" if not override.is_add() else f"{text}: there is an option already"
         if value in options:
             return f"{text}: {key} has a choice already; type {key}={value}"
@@ -109,7 +109,7 @@ def explain_override(text: str, config: DictConfig, loader: ConfigLoader) -> str
 
 
 def own_options(group: str, config: DictConfig) -> Iterator[str]:
-    """The options of a group in folders that were added on the command line."""
+    """Yields the options of a group in the config folders on disk, with those that were added on the command line."""
     for source in config.hydra.runtime.config_sources:
         if source.schema == "file":
             yield from (file.stem for file in (Path(source.path) / group).glob("*.yaml"))
@@ -122,9 +122,9 @@ def same_name(name: str, config: DictConfig) -> str:
 
 
 def of_system(error: BaseException, *, started: bool) -> str | None:
-    """One line for an error that the machine makes, such as a full disk, and what helps; None for other errors.
+    """One line for an error of the system, such as a full disk or no memory, with what helps; None for other errors.
 
-    Once a run has started, a file that is missing is a mistake in the program.
+    Once a run has started, a missing file is a bug in the program, hence None.
     """
     if lacks_memory(error):
         less = "a smaller hardware.micro_batch, grpo.group_size or grpo.max_new_tokens"
@@ -143,7 +143,7 @@ def of_system(error: BaseException, *, started: bool) -> str | None:
 
 
 def lacks_space(error: object) -> bool:
-    """Whether it is the disk's fault, so that the same again may go well."""
+    """Whether the disk, mostly a full one, is the cause, so that the same command may succeed when repeated."""
     return isinstance(error, NotSaved) or (isinstance(error, OSError) and error.errno in FULL)
 
 

@@ -1,4 +1,4 @@
-"""From a plain config node, checked, to the object that its `_target_` builds."""
+"""Checks plain config nodes, and builds the objects that their `_target_` names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rookexp.errors import ConfigError, DataError, PartError
 Config = Mapping[str, Any]
 Keys = Mapping[str, Mapping[str, Any]]
 
-TASK_NAME: dict[str, Any] = {"task_name": Annotated[str, MinLen(1)]}  # every door has it: Hydra's folders are named so
+TASK_NAME: dict[str, Any] = {"task_name": Annotated[str, MinLen(1)]}  # in every config: Hydra names folders by it
 
 
 def check_groups(
@@ -27,10 +27,10 @@ def check_groups(
     group_given: Mapping[str, Collection[str]],
     group_also: Keys,
 ) -> dict[str, Any]:
-    """The keys at the top that are parameters of `target`; refused unless all others are `groups` of checked nodes.
+    """Checks a whole config; returns its top-level keys that are parameters of `target`. All others must be `groups`.
 
-    `given`: parameters of `target` that no key may give, and `group_given` the same of a group's target; `group_also`:
-    a group's keys that are for somebody else, with their types.
+    `given`: parameters of `target` that no key may set; `group_given`: the same for a group's target; `group_also`:
+    further keys of a group, which other code reads, with their types.
     Raises: ConfigError naming the full key, the value, what is allowed and the nearest spelling.
     """
     top = {key: value for key, value in config.items() if key not in groups}
@@ -57,11 +57,11 @@ def check_groups(
 
 
 def make(node: Config, path: str = "", /, **objects: Any) -> Any:
-    """What a checked node's `_target_` builds from its keys, from the nodes inside it, and from `objects` by name.
+    """Builds what a checked node's `_target_` names, from its keys, the nodes inside it, and `objects` by name.
 
     Of `objects` only those are passed that the target has a parameter for and the node has no key for. With
-    `_partial_: true` and a parameter still missing the result waits for it as a functools.partial.
-    Raises: ConfigError or DataError for what the target refuses; `path` is the node's own, where it is known.
+    `_partial_: true` and a required parameter still missing, the result is a functools.partial that takes it.
+    Raises: ConfigError or DataError for what the target refuses; `path` is the node's own dotted key, "" where unknown.
     """
     target = check.locate(node["_target_"], "_target_")
     values = {
@@ -82,7 +82,7 @@ def make(node: Config, path: str = "", /, **objects: Any) -> Any:
 
 
 def inside(value: Any, objects: Config, path: str) -> Any:
-    """A config value with the nodes in it built; `path` is its own."""
+    """A config value with the nodes in it built; `path` is the value's dotted key."""
     if isinstance(value, Mapping) and "_target_" in value:
         return make(value, path, **objects)
     if isinstance(value, Mapping):
@@ -91,5 +91,5 @@ def inside(value: Any, objects: Config, path: str) -> Any:
 
 
 def without(node: Config, keys: Collection[str]) -> dict[str, Any]:
-    """The node less some keys."""
+    """A copy of the node without some keys."""
     return {key: value for key, value in node.items() if key not in keys}

@@ -1,9 +1,9 @@
-"""`experiment=dapo loss=gspo`: a recipe, and an option of a group that was typed beside it.
+"""`experiment=dapo loss=gspo`: a recipe, and a group's option that was typed beside it.
 
-Hydra lets a recipe's values win over those of whatever option its groups have, so that the option typed would run with
-the recipe's numbers for another one, or be refused for keys that it does not know. Here the option that was typed
-stands as its file has it; a value typed beside it still wins over both. So it is with the recipe of a sweep, and with
-one that a file of one's own chooses. An option that a sweep's recipe itself varies keeps the values that stand there.
+In Hydra a recipe's values win over those of any option of its groups, so that the typed option would run with the
+recipe's numbers for another one, or be refused for keys that it does not have. Here the typed option stands as its file
+has it; a value typed beside it still wins over both. The same holds for a sweep's recipe, and for one that a user's own
+config file chooses. An option that a sweep's recipe itself varies keeps the recipe's values.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from omegaconf import OmegaConf
 from rookexp.config import check
 from rookexp.config.composing import conf_dir
 
-RECIPES = ("experiment", "sweep")  # groups whose options have values for others
-NO_VALUES = {"experiment": "~experiment", "sweep": "sweep=grid"}  # without the latter no sampler= or pruner= composes
+RECIPES = ("experiment", "sweep")  # groups whose options set values of other groups
+NO_VALUES = {"experiment": "~experiment", "sweep": "sweep=grid"}  # without sweep=grid no sampler= or pruner= composes
 
 
 def taken_out(overrides: Sequence[str], config_name: str, searchpath: Sequence[str] = ()) -> list[str]:
-    """The overrides, to be put first, that take a recipe's values out of the groups whose option was typed.
+    """The overrides that take a recipe's values out of the groups whose option was typed; they go before all others.
 
-    None without a recipe, or where several recipes are swept. A group of which several options are swept keeps the
-    recipe's values. `searchpath` is an override for Hydra, where there is one. Needs `hydra.initialize`.
-    Raises: whatever Hydra raises for a recipe or an option that there is not.
+    [] without a recipe, or where several recipes are swept. A group of which several options are swept keeps the
+    recipe's values. `searchpath`: Hydra's override for it, if any. Needs an initialized Hydra.
+    Raises: whatever Hydra raises for a recipe or an option that does not exist.
     """
     typed = dict(text.split("=", 1) for text in overrides if "=" in text)
     given = [f"{group}={option}" for group in RECIPES if (option := typed.pop(group, "null")) != "null"]
@@ -42,7 +42,7 @@ def taken_out(overrides: Sequence[str], config_name: str, searchpath: Sequence[s
     return [text for text in changes if text not in overrides]
 
 
-@lru_cache(maxsize=64)  # the points of a sweep ask for the same again and again
+@lru_cache(maxsize=64)  # the points of a sweep repeat the same call
 def _replaced(
     loader: ConfigLoader,
     chosen: tuple[tuple[str, str], ...],
@@ -50,13 +50,13 @@ def _replaced(
     config_name: str,
     searchpath: tuple[str, ...],
 ) -> tuple[str, ...]:
-    """`taken_out` of the groups with the options `chosen`, by what the files say that `loader` reads."""
+    """`taken_out` for the `chosen` pairs of group and option; `loader` only keys the cache (of what its files say)."""
     both = hydra.compose(
         config_name, [*searchpath, *(f"{key}={value}" for key, value in chosen), *given], return_hydra_config=True
     )
     found = [group for group in RECIPES if both.hydra.runtime.choices.get(group) is not None]
     varied = OmegaConf.select(both, "hydra.sweeper.params") or {}
-    # GROUP@PATH=OPTION, for a path that only the recipe has, is composed aside.
+    # GROUP@PATH=OPTION, for a path that only the recipe has, is composed at a path of its own.
     aside = {key: f"+{key.partition('@')[0]}@aside_{place}" for place, (key, _) in enumerate(chosen) if "@" in key}
     alone = {}
     for without in {tuple(_over(key, found, varied)) for key, _ in chosen} - {()}:
@@ -73,14 +73,14 @@ def _replaced(
 
 
 def typed(overrides: Sequence[str], config_name: str, searchpath: Sequence[str] = ()) -> list[str]:
-    """The overrides without those that `taken_out` has put first; `searchpath` as there."""
+    """The overrides without those that come from `taken_out`; `searchpath` as there."""
     options = [text for text in overrides if "=" in text and _is_group(text.split("=")[0])]
     added = taken_out(options, config_name, searchpath)
     return [text for text in overrides if text not in added]
 
 
 def chosen_by(config_name: str, searchpath: Sequence[str]) -> list[str]:
-    """The groups of `RECIPES` of which a file of one's own chooses an option; as `taken_out` otherwise."""
+    """The groups of `RECIPES` of which a user's own config file chooses an option; `searchpath` as in `taken_out`."""
     if not _is_own(config_name):
         return []
     choices = hydra.compose(config_name, [*searchpath], return_hydra_config=True).hydra.runtime.choices
@@ -88,17 +88,17 @@ def chosen_by(config_name: str, searchpath: Sequence[str]) -> list[str]:
 
 
 def _over(key: str, found: Sequence[str], varied: Mapping[str, Any]) -> Iterator[str]:
-    """The recipes whose values the option of a group replaces."""
+    """Yields the recipes (groups of `found`) whose values the option of the group `key` replaces."""
     yield from (group for group in found if not (group == "sweep" and key in varied))
 
 
 def _is_own(config_name: str) -> bool:
-    """Whether it is a file of one's own, as --config-name has it; those that come with rookexp choose no recipe."""
+    """Whether it is a user's own config file, named by --config-name; those that come with rookexp choose no recipe."""
     return not (conf_dir() / f"{config_name}.yaml").is_file()
 
 
 def _is_group(key: str) -> bool:
-    """Whether it names a group, or one and where its option goes, as GROUP@PATH."""
+    """Whether the key names a group, alone or with the path that its option goes to, as GROUP@PATH."""
     return bool(GlobalHydra.instance().config_loader().get_group_options(key.partition("@")[0]))
 
 
@@ -111,7 +111,7 @@ def _at(config: Any, path: str) -> Any:
 def varied(overrides: Sequence[str], config_name: str, searchpath: Sequence[str]) -> list[str]:
     """The groups whose options vary, or stand beside several recipes, so that no one command can take the values out.
 
-    Only those of which a recipe has values. As `taken_out` otherwise.
+    As `GROUP=OPTIONS`; only groups of which a recipe sets values. Needs and raises what `taken_out` does.
     """
     typed = dict(text.split("=", 1) for text in overrides if "=" in text)
     recipe = typed.pop(RECIPES[0], "")
@@ -129,7 +129,7 @@ def varied(overrides: Sequence[str], config_name: str, searchpath: Sequence[str]
 
 
 def _changes(path: str, have: Any, want: Any) -> Iterator[str]:
-    """The overrides that make the node `have` at `path` what `want` is."""
+    """Yields the overrides that turn the node `have` at `path` into `want`."""
     if isinstance(have, Mapping) and isinstance(want, Mapping):
         for key in have:
             if key in want:

@@ -21,11 +21,11 @@ ALLOWED = "allowed: a run folder with a checkpoint, or null"
 
 
 def continued(flags: Sequence[str], overrides: Sequence[str], config_name: str) -> list[str]:
-    """The whole command line that goes on with a run; as it was without `resume=`, or where that is null.
+    """The command line that resumes a run; the one given, unchanged, without `resume=` or where that is null.
 
-    A saved override stays unless its key, or the option of its group, is typed anew, and so does a flag that says where
-    options are. The run's folder becomes Hydra's.
-    Raises: ConfigError for a folder that is no run of this door, and with `-m`.
+    A saved override stays unless its key, or the option of its group, is typed again; so does a saved flag that says
+    where options are. Hydra's run folder becomes the run's.
+    Raises: ConfigError for a folder that is no run of this entry point, for another `hydra.run.dir`, and with `-m`.
     """
     typed = {key_of(text): text for text in overrides}
     value = unquoted(typed.get(KEY, "").partition("=")[2])
@@ -39,7 +39,7 @@ def continued(flags: Sequence[str], overrides: Sequence[str], config_name: str) 
     if not (folder / SAVED).is_dir() and (held := sorted(folder.glob(f"*/{OVERRIDES}"))):
         raise check.refusal(KEY, value, f"a folder of runs; name one, as {held[0].parent.parent}")
     saved = read_saved(folder, value)
-    if saved.config_name != config_name and saved.config_name in DOORS:  # another name is a user's own
+    if saved.config_name != config_name and saved.config_name in DOORS:  # any other name is a user's own config
         command = f"python -m rookexp.{DOORS[saved.config_name]} {KEY}={value}"
         raise check.refusal(KEY, value, f"a run of another door; type {command}")
     groups = tuple(f"{key.rpartition('@')[2]}." for key, text in typed.items() if "." not in key.partition("@")[0])
@@ -60,17 +60,17 @@ def continued(flags: Sequence[str], overrides: Sequence[str], config_name: str) 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What is noted of how a run was started."""
+    """What a run's folder says of how it was started."""
 
     config_name: str
     overrides: list[str]
-    flags: dict[str, str]  # those that say where its options are, with what was given
+    flags: dict[str, str]  # those that say where its options are -> their values
 
 
 def read_saved(folder: Path, value: str) -> Saved:
-    """What is noted in a run's folder, which was typed as `value`.
+    """What a run's folder says of how it was started; `value` is the folder as it was typed.
 
-    Raises: ConfigError where nothing is.
+    Raises: ConfigError where that is missing or cannot be read.
     """
     try:
         overrides = yaml.safe_load((folder / OVERRIDES).read_text(encoding="utf-8"))
@@ -94,9 +94,9 @@ def unquoted(text: str) -> str:
 
 
 def note(folder: Path, overrides: Sequence[str], about: str) -> None:
-    """Writes what a run was started or goes on with where the next `resume` reads it, as Hydra would.
+    """Writes the overrides that a run was started or resumed with where the next `resume` reads them, as Hydra would.
 
-    Hydra itself would write before the run has looked at its folder, also there where it refuses to start.
+    Hydra itself would write before the run has checked its folder, even where the run then refuses to start.
     `about`: the text of hydra.yaml.
     """
     (folder / SAVED).mkdir(parents=True, exist_ok=True)

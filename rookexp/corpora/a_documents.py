@@ -1,4 +1,4 @@
-"""A documents: moves of games of every making, in classes of which the rare ones are over-sampled."""
+"""A documents: moves from games of several sources, in classes, of which the rare ones are over-sampled."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def opening_moves(rng: random.Random, plies: int) -> Iterator[Candidate]:
 
 
 def game_moves(game: Sequence[chess.Move], rng: random.Random, share: float) -> Iterator[Candidate]:
-    """A share of a game's moves, and some of the castlings, en-passant captures and failed moves that it allowed."""
+    """A share of a game's moves, all promotions, and some castlings, en-passant captures and failed moves it allows."""
     board = chess.Board()
     for move in game:
         if move.promotion or rng.random() < share:
@@ -72,7 +72,7 @@ def failed_move(board: chess.Board, rng: random.Random) -> chess.Move:
 
 
 def endgame_moves(rng: random.Random) -> Iterator[Candidate]:
-    """Every promotion and game-ending move of a short random walk from a constructed endgame."""
+    """Moves of a short random walk from a constructed endgame, chosen to hold its promotions and game-ending moves."""
     board = positions.endgame(rng)
     if rng.random() < 0.1:
         board.halfmove_clock = rng.choice((147, 148, 149))

@@ -56,7 +56,7 @@ def shard_path(folder: str | Path, index: int) -> Path:
 
 
 def run_job(job: AnnotateJob) -> None:
-    """Writes one shard, unless it is there; one that is there is complete, however the job ended.
+    """Writes one shard, unless its file exists; a file that exists is complete, however its job ended.
 
     Raises: EngineError when the engine is missing or fails; DataError when the file cannot be written.
     """
@@ -121,7 +121,7 @@ def self_play_game(rng: random.Random, engine: Lasting, seen: set[str]) -> Itera
 
 
 def soft_choice(rng: random.Random, lines: list[Line]) -> chess.Move:
-    """A move drawn by softmax of the lines' values."""
+    """A move drawn by a softmax of the lines' evaluations."""
     best = lines[0].eval_cp
     weights = [2.718281828 ** (max(line.eval_cp - best, -2000) / SELF_PLAY_TEMPERATURE_CP) for line in lines]
     return rng.choices([line.move for line in lines], weights)[0]

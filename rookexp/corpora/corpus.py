@@ -111,7 +111,7 @@ class Corpus:
                     "run the command again, with a smaller `processes` if memory is short"
                 ) from error
             except KeyboardInterrupt:
-                for process in active_children():  # they would go on with what they have been given
+                for process in active_children():  # they would go on with the shards that they were given
                     process.terminate()
                 raise
             finally:
@@ -137,7 +137,7 @@ class Corpus:
         return json.dumps(report, indent=2)
 
     def _check_settings(self, settings: Mapping[str, Any]) -> None:
-        """Refuses to mix shards made with other settings with new ones; makes the folder, notes what is new.
+        """Refuses to mix new shards with shards of other settings; makes the folder and records the settings.
 
         Raises: DataError.
         """
@@ -162,7 +162,7 @@ class Corpus:
 
 
 def end_with_parent() -> None:
-    """Has this process of a pool, and so its engine, end at once when the one that began it is killed."""
+    """Makes this pool process, and so its engine, end at once when the process that started it is killed."""
 
     def watch() -> None:
         parent = parent_process()

@@ -33,7 +33,7 @@ class Row:
     evals_cp: tuple[int, ...]  # for the side to move
 
     def record(self) -> dict[str, Any]:
-        """What a file of positions says of it."""
+        """The position as a row of a file of positions."""
         fen = self.board.fen(en_passant="fen")
         return {"fen": fen, "kind": self.kind, "moves": self.moves, "evals_cp": self.evals_cp}
 
@@ -111,7 +111,7 @@ def p_document(
     black_best: Literal["legacy", "corrected"],
     list_order: chess_text.ListOrder,
 ) -> str:
-    """The row's P document; its (move, evaluation) pairs are in the given order, for which `rng` is used as much."""
+    """The row's P document; its (move, evaluation) pairs are in the given order; all orders use `rng` alike."""
     order = chess_text.listing(row.moves, list_order, rng)
     best = chess_text.best_label(row.moves, row.evals_cp, row.board.turn, black_best)
     return chess_text.build_p(

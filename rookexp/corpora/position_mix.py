@@ -36,15 +36,15 @@ class Found:
 
     @property
     def pieces(self) -> int:
-        """How many there are, kings included."""
+        """The number of pieces, kings included."""
         return chess.popcount(self.board.occupied)
 
 
 class PositionMix:
-    """Distinct positions of running games, White and Black to move equally often in each kind.
+    """Distinct positions of unfinished games, White and Black to move equally often in each kind.
 
-    opening: 0 to `opening_plies` weighted random plies; middlegame: `middlegame_plies` (first and last) of them, at
-    least `endgame_pieces` pieces; endgame: constructed, fewer pieces than that. Distinct is by
+    opening: after 0 to `opening_plies` weighted random plies; middlegame: after `middlegame_plies` (first and last) of
+    them, with at least `endgame_pieces` pieces; endgame: constructed, with fewer pieces than that. Distinct is by
     `positions.position_key`, which a symmetry does not change. Everything depends on the arguments alone.
     """
 
@@ -72,7 +72,7 @@ class PositionMix:
     def make(self, count: int) -> list[Found]:
         """`count` positions, kind by kind and the colours in turn.
 
-        Raises: DataError where there are not so many of a kind.
+        Raises: DataError where not enough positions of a kind are found.
         """
         rng = random.Random(f"{self.seed}/mix")
         seen: set[str] = set()
@@ -81,7 +81,7 @@ class PositionMix:
     def write(self, folder: Path) -> str:
         """Writes `files`; returns the report.
 
-        Raises: DataError where a file cannot be written or is another, or there are not so many positions.
+        Raises: DataError where a file cannot be written or exists with other lines, or not enough positions are found.
         """
         found = self.make(self.positions or 0)
         text = json.dumps(report(found), indent=2)
@@ -91,7 +91,7 @@ class PositionMix:
         return text
 
     def sampled(self, found: Sequence[Found]) -> list[Found]:
-        """The positions of the sheet: `sheet` of them, evenly from all kinds."""
+        """The positions of the sheet: `sheet` of them, evenly spaced over all kinds."""
         count = min(self.sheet, len(found))
         return [found[i * len(found) // count] for i in range(count)]
 

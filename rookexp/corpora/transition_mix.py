@@ -26,7 +26,7 @@ ATTEMPTS = 20_000  # games in a row that give nothing new: there are no more suc
 class TransitionMix:
     """A documents with exact shares of each class, White and Black to move equally often in each.
 
-    Their positions are of the test split and all distinct, up to symmetry, so that no set asks what another does.
+    Their positions are of the test split and all distinct, up to symmetry, so that no two sets share a question.
     Classes are those of `a_documents.a_documents`. Everything depends on the arguments alone.
     """
 
@@ -48,7 +48,7 @@ class TransitionMix:
     def make(self) -> dict[str, list[str]]:
         """The documents of the sets `train` and `eval`, in random order.
 
-        Raises: DataError where there are not so many of a class.
+        Raises: DataError where not enough documents of a class are found.
         """
         rng = random.Random(f"{self.seed}/transitions")
         quotas = {name: self._quotas(count) for name, count in (("train", self.rows or 0), ("eval", self.eval_rows))}
@@ -61,9 +61,10 @@ class TransitionMix:
         return sets
 
     def write(self, folder: Path) -> str:
-        """Writes transitions-train.txt and transitions-eval.txt; returns how many there are of each class and colour.
+        """Writes transitions-train.txt and transitions-eval.txt; returns the counts by class and colour, as JSON text.
 
-        Raises: DataError where a file cannot be written or is another, or there are not so many of a class.
+        Raises: DataError where a file cannot be written or exists with other lines, or a class has not enough
+        documents.
         """
         sets = self.make()
         write_new(folder, dict(zip(self.files, sets.values(), strict=True)))
@@ -80,11 +81,11 @@ class TransitionMix:
         )
 
     def _quotas(self, rows: int) -> Counter[tuple[str, bool]]:
-        """How many documents of each class there are with each colour to move; of all at most one more for one."""
+        """(class, White to move) -> number of documents; in each class and in all, the colours differ by at most 1."""
         return Counter(in_turns(rows, self.shares))
 
     def _found(self, left: Counter[tuple[str, bool]], rng: random.Random) -> dict[tuple[str, bool], list[str]]:
-        """So many documents of each class and colour; `left` is afterwards 0."""
+        """As many documents of each class and colour as `left` says, which is counted down to 0."""
         found: dict[tuple[str, bool], list[str]] = {key: [] for key in left}
         seen: set[str] = set()
         idle = 0
@@ -109,7 +110,7 @@ class TransitionMix:
         return found
 
     def _games(self, kinds: set[str], rng: random.Random) -> Iterator[tuple[str, Iterator[a_documents.Candidate]]]:
-        """A game of each sort that can have some of these classes, and the class of its common moves."""
+        """Yields a game of each sort that can have one of these classes, after the class of its `ongoing` moves."""
         if "opening" in kinds:
             yield "opening", a_documents.opening_moves(rng, 10)
         if not kinds.isdisjoint(SPECIAL):

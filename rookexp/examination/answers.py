@@ -1,4 +1,4 @@
-"""A model as the evaluation sees it: prompts in, texts out, and what it thinks of a text."""
+"""A model as the evaluation sees it: prompts in, completions out, and the log-probs that it gives to a text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rookexp.policies import Pretrained
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """Batch by batch; an answer does not depend on what shares its batch."""
+    """Completions and log-probs, batch by batch; an answer does not depend on what shares its batch."""
 
     policy: Pretrained
     autocast: Callable[[], AbstractContextManager[None]]
@@ -52,7 +52,7 @@ class Answers:
 
     @torch.no_grad()
     def nats(self, documents: Documents) -> tuple[list[float], list[int]]:
-        """Of each document, in no certain order: -log p in nats of what follows its prompt, and the tokens of that."""
+        """For each document, in no particular order: its completion's -log p in nats and number of tokens."""
         model, nats, tokens = self.policy.model, [], []
         for start in range(0, len(documents), self.batch):
             rows = range(start, min(start + self.batch, len(documents)))

@@ -1,4 +1,4 @@
-"""What a model can do: held-out documents, mates in one, games against itself, each with its figures."""
+"""What a model can do: its figures on held-out documents, on mates in one, and on games against itself."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ FIGURES, COMPLETIONS, GAMES, PAGE = "figures.json", "completions.jsonl", "games.
 RECORD = "evaluation.json"
 ENGINE_TIMEOUT_S = 60.0
 ENGINE_RETRIES = 2  # of a position whose engine crashes or hangs
-NAMED = 3  # problems that cannot be read and are named; all are counted
+NAMED = 3  # so many problems that cannot be read are named; all are counted
 
 
 class Exam:
-    """A model's answers to what it has not seen, and what they are worth."""
+    """A model's answers to prompts that it has not been trained on, and their figures."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Exam:
         self.record = record  # what is evaluated, how and by what code
         self.files = [Path(file).expanduser() for file in documents]
         self.limit = limit
-        self.style = style or "bare"  # null: build has looked what the run was trained on
+        self.style = style or "bare"  # build puts the style of the model's run in place of null
         self.illegal_moves = illegal_moves
         self.mate_paths = [Path(file).expanduser() for file in mates]
         self.games = games
@@ -83,7 +83,7 @@ class Exam:
         self.top_k = top_k
         self.seed = seed
         self.asked: list[str] = []  # the P documents of all files
-        self.known: dict[str, dict[str, int]] | None = None  # what Stockfish says of them
+        self.known: dict[str, dict[str, int]] | None = None  # Stockfish's evaluations of them; see `values`
         self.engine = None
         if engine is not None:
             self.engine = partial(
@@ -96,13 +96,13 @@ class Exam:
             )
 
     def run(self, tell: Callable[[str], object]) -> dict[str, Figures]:
-        """Figures by part; writes figures.json, completions.jsonl, games.jsonl, evaluation.html and, on
-        how it was done, evaluation.json into the folder.
+        """Figures by part; writes them and their page into the folder.
 
-        `tell` gets each part's figures as text as soon as they are known.
+        The files: figures.json, completions.jsonl, games.jsonl, evaluation.html and, on how it was done,
+        evaluation.json. `tell` gets each part's figures as text as soon as they are known.
 
-        Raises: DataError before any answer where a file cannot be read or holds something else, or ConfigError for a
-        training's folder, then EngineError.
+        Raises, before any answer: DataError where a file cannot be read or holds something else; EngineError;
+        ConfigError for a training's folder.
         """
         waiting = [*self.document_parts(), *self.made_parts(), *self.mate_parts(), *self.game_parts()]
         self.known = self.values()
@@ -136,7 +136,7 @@ class Exam:
     # ---- documents ---------------------------------------------------------------------------------------------
 
     def document_parts(self) -> Iterator[Callable[[], Iterator[Part]]]:
-        """A part for each task of each file, and one of illegal moves in the positions of each."""
+        """Yields a part for each task of each file, and one of illegal moves in the positions of its A documents."""
         unlike(self.files)
         for file in self.files:
             for task, texts in tasks_of(file, read_documents(file)).items():
@@ -146,13 +146,13 @@ class Exam:
                     yield self.documents(f"{file.name}, A, illegal moves", file, illegal, None)
 
     def made_parts(self) -> Iterator[Callable[[], Iterator[Part]]]:
-        """All first moves of a game: few, and what models get wrong."""
+        """Yields a part of all first moves of a game: they are few, and models get them wrong."""
         yield self.documents("first moves, A", Path("first moves"), made.first_moves(), None)
 
     def documents(self, name: str, file: Path, texts: Sequence[str], limit: int | None) -> Callable[[], Iterator[Part]]:
-        """The part of documents of one task: of those that ask different questions the first `limit`.
+        """The part of documents of one task: the first `limit` of those that ask different questions.
 
-        Raises: DataError where one is none.
+        Raises: DataError where one is no document of its task, or an A document contradicts the oracle.
         """
         different = distinct(texts)
         golds, about = different[:limit], counted(len(different[:limit]), len(different), "documents")
@@ -190,7 +190,7 @@ class Exam:
         return make
 
     def values(self) -> dict[str, dict[str, int]] | None:
-        """Stockfish's evaluation in centipawns of every legal move, of each P document; None without it.
+        """P document -> legal move -> Stockfish's evaluation in centipawns; None without an engine.
 
         Raises: EngineError.
         """
@@ -210,7 +210,7 @@ class Exam:
     # ---- mates in one ------------------------------------------------------------------------------------------
 
     def mate_parts(self) -> Iterator[Callable[[], Iterator[Part]]]:
-        """A part for each file of problems."""
+        """Yields a part for each file of problems."""
         unlike(self.mate_paths)
         for file in self.mate_paths:
             problems, skipped = mates.read(file)
@@ -219,7 +219,7 @@ class Exam:
     def mates(
         self, file: Path, problems: Sequence[mates.Problem], total: int, skipped: Sequence[str]
     ) -> Iterator[Part]:
-        """The part of the first `problems` of the `total` of a file."""
+        """The part of `problems`, the first of the `total` that a file has."""
         prompts = [chess_text.P_PROMPTS[self.style](problem.fen) for problem in problems]
         completions, cut = self.answers.greedy(prompts)
         about = counted(len(problems), total, "positions")
@@ -236,7 +236,7 @@ class Exam:
     # ---- games -------------------------------------------------------------------------------------------------
 
     def game_parts(self) -> Iterator[Callable[[], Iterator[Part]]]:
-        """Self-play, then the environment's answers along the same games."""
+        """Yields what makes the parts of self-play and of the environment's answers along the same games."""
         if self.games:
             yield self.play
 
@@ -266,12 +266,12 @@ class Exam:
 
 
 def counted(asked: int, total: int, what: str) -> str:
-    """How much of a file was asked."""
+    """How much of a file is asked, in words."""
     return f"{total} {what}" if asked == total else f"the first {asked} of {total} {what}"
 
 
 def unlike(files: Sequence[Path]) -> None:
-    """Raises DataError for files of one name."""
+    """Raises: DataError for two files of the same name."""
     if len({file.name for file in files}) < len(files):
         names = ", ".join(map(str, files))
         raise DataError(f"{names}: files of one name cannot be told apart in the figures; evaluate one at a time")

@@ -60,7 +60,7 @@ class Part:
 
 
 def html(title: str, parts: Sequence[Part]) -> str:
-    """The page's text."""
+    """The page as HTML."""
     nav = [(part.name, place_of(part.name)) for part in parts]
     said = (
         '<section class="said"><p>Shares with their 95 % Wilson intervals, means and medians with theirs. What depends '
@@ -71,7 +71,7 @@ def html(title: str, parts: Sequence[Part]) -> str:
 
 
 def place_of(name: str) -> str:
-    """A section's id."""
+    """The HTML id of a section."""
     return "at-" + re.sub(r"\W+", "-", name)
 
 
@@ -98,7 +98,7 @@ def chosen(answers: Sequence[Shown]) -> list[Shown]:
 
 
 def table(figures: Figures) -> str:
-    """A row a figure; where there are sides, a column for all and one for each."""
+    """One row for each figure; where figures are split by side, a column for all and one for each side."""
     rows: dict[str, dict[str, Figure | Estimate]] = {}
     for name, figure in figures.items():
         base, _, side = name.rpartition(", ")
@@ -117,7 +117,7 @@ def table(figures: Figures) -> str:
 
 
 def cell(figure: Figure | Estimate) -> str:
-    """A figure with its interval, and for a share the drawn one."""
+    """A figure with its interval; for a share, the interval is also drawn."""
     if isinstance(figure, Estimate):
         ends = "" if figure.interval is None else " to ".join(f"{end:.3f}" for end in figure.interval) + " "
         kind = "" if figure.kind == "mean" else f"{figure.kind}, "

@@ -1,4 +1,4 @@
-"""Files of held-out documents: what is in them, and what is asked of it."""
+"""Files of held-out documents: the documents in them, and the prompts that are asked."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ QUOTED = 60  # characters of a document
 
 
 def read_documents(file: Path) -> list[str]:
-    """The documents of a text file, one a line; those under `text` in JSON lines or parquet; or of a JSON list of A
-    prompts with their `expected_fen`. A documents without their prefix get it, ends of text are left out.
+    """The documents of a file.
 
+    One per line of a text file; those under `text` in JSON lines or parquet; or of a JSON list of A prompts with their
+    `expected_fen`. A documents without their prefix get it; ends of text are left out.
     Raises: DataError where the file is missing or is none of these, a row has no text, or a prompt's expected FEN is
     not what follows its move.
     """
@@ -47,7 +48,7 @@ def read_documents(file: Path) -> list[str]:
 
 
 def _listed(file: Path) -> Sequence[Any]:
-    """Raises: DataError where the file is no JSON list."""
+    """The rows of a JSON list. Raises: DataError where the file is none."""
     try:
         rows = json.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
@@ -75,9 +76,9 @@ def whole_document(row: Any) -> str:
 
 
 def tasks_of(file: Path, documents: Sequence[str]) -> dict[str, list[str]]:
-    """The documents of each task that a file has.
+    """The documents of a file, by task; without tasks that it has none of.
 
-    Raises: DataError for a file without documents.
+    Raises: DataError for a file without documents, and for a document that is neither P nor A.
     """
     by_task = {task: [text for text in documents if text.startswith(f"{task}: ")] for task in "PA"}
     if not documents:
@@ -91,7 +92,7 @@ def tasks_of(file: Path, documents: Sequence[str]) -> dict[str, list[str]]:
 def prompt_of(document: str, style: str) -> str:
     """The prompt of a document; that of a P document in one of the styles of `chess_text.P_PROMPTS`.
 
-    Raises: DataError where it is none.
+    Raises: DataError where it is neither a P nor an A document.
     """
     if chess_text.parse_a_prompt(document) is not None:
         return chess_text.prompt_of(document)
@@ -102,7 +103,7 @@ def prompt_of(document: str, style: str) -> str:
 
 
 def distinct(documents: Sequence[str]) -> list[str]:
-    """The first document of each question: to ask it again tells nothing new."""
+    """The first document of each question, because a repeated question tells nothing new."""
     questions: dict[str, str] = {}
     for text in documents:
         questions.setdefault(" ".join(chess_text.prompt_of(text).split()) or text, text)
@@ -110,10 +111,10 @@ def distinct(documents: Sequence[str]) -> list[str]:
 
 
 def refuse_wrong(gold: str) -> None:
-    """Raises: DataError for an A document that says other than the oracle, as training does."""
+    """Raises: DataError for an A document that contradicts the oracle, which training refuses, too."""
     try:
         question_of(gold, "strict")
     except Unobservable:
-        pass  # a draw by games that it does not show
+        pass  # a draw by earlier moves that the document does not show
     except ValueError as error:
         raise DataError(f"{gold[:QUOTED]!r}: {error}; mend or remove it") from error

@@ -1,4 +1,4 @@
-"""What a run's data files hold, in a few characters each, so that a run that goes on knows them again."""
+"""Short fingerprints of a run's data files, by which a resumed run recognises them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from typing import Any
 from rookexp.tasks.shards import SUFFIXES
 
 WHOLE = 1 << 26  # bytes of a file that is read to its end: 64 MiB
-BLOCKS, BLOCK = 64, 1 << 16  # of a larger one so many places are looked at, its beginning and its end among them
-CORPUS = ("train.txt", "validation.txt")  # what pretraining reads of its folder
-GROUPS = ("task", "eval")  # whose values may name files; a reward's name a program and its cache
+BLOCKS, BLOCK = 64, 1 << 16  # a larger file is read in so many blocks, its beginning and end among them
+CORPUS = ("train.txt", "validation.txt")  # what pretraining reads in its folder
+GROUPS = ("task", "eval")  # groups whose values may name data; a reward's name a program and its cache
 
 
 def of_data(config: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """Dotted key -> file -> its size and digest, of each key that names a file, or a folder of data, on this machine.
 
-    A file is told by its name, one in a folder by its path there. What comes from the Hub has its commit instead.
+    A file goes by its name, a file in a folder by its path there. Data from the Hub is left out; its commit identifies
+    it.
     """
     found = {key: dict(files) for group in GROUPS for key, files in _named(config.get(group), group)}
     if "corpus" in config:
@@ -43,7 +44,7 @@ def of_file(path: Path) -> str:
 
 
 def _named(node: Any, key: str) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """The keys in a node with a path, and what lies there."""
+    """Yields the dotted keys in a node that name data, each with its files and their digests."""
     for name, value in node.items() if isinstance(node, Mapping) else ():
         if isinstance(value, str):
             path = Path(value).expanduser()
@@ -57,7 +58,7 @@ def _named(node: Any, key: str) -> Iterator[tuple[str, Mapping[str, str]]]:
 
 
 def _inside(folder: Path, wanted: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """The data files of a folder whose paths in it match one of the patterns."""
+    """Yields name and digest of the data files whose paths in a folder match one of the patterns `wanted`."""
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.suffix in SUFFIXES and path.is_file() and any(fnmatch(name, pattern) for pattern in wanted):

@@ -1,6 +1,6 @@
-"""What a run began with, where that may move on: commits of the Hugging Face Hub, and checkpoints of another run.
+"""Pins what a run starts from where that may change: commits of the Hugging Face Hub, and checkpoints of another run.
 
-They are written into its config.yaml, and used again when it goes on.
+They are written into the run's config.yaml, and used again when it is resumed.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ COMMIT = re.compile("[0-9a-f]{40}")
 
 
 def pinned(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with the commit for every branch or tag of a Hub repository, and for none given.
+    """The configuration with the commit in place of every Hub revision, be it a branch, a tag or none.
 
-    For a model's path that is a run, with the model of its newest checkpoint. To be asked when the parts of a run are
-    built: the commit is that of the snapshot that was fetched for them.
+    A model's path that is a run's folder becomes the model of its newest checkpoint. To be called once the parts of a
+    run are built: the commit is that of the snapshot which was fetched for them.
     """
     return {key: _pinned(value) for key, value in config.items()}
 
 
 def as_before(config: Mapping[str, Any], folder: Path, typed: Sequence[str]) -> dict[str, Any]:
-    """The configuration of a run that goes on in `folder`, with the commits and the checkpoint of its last start.
+    """The configuration of a run resumed in `folder`, with the Hub commits and the model checkpoint of its last start.
 
-    What is `typed` otherwise than then stands, and so does the revision of another repository.
+    A key that is `typed` otherwise than at that start keeps its new value, and another repository its new revision.
     """
     found = deepcopy(dict(config))
     if not (folder / run_info.CONFIG).is_file():
@@ -55,7 +55,7 @@ def as_before(config: Mapping[str, Any], folder: Path, typed: Sequence[str]) -> 
 
 
 def _about(key: str, overrides: Sequence[str]) -> list[str]:
-    """The overrides that have a say in the value of a key."""
+    """The overrides that affect the value of a key: of the key itself, or of a node above it."""
     return [text for text in overrides if f"{key}.".startswith(f"{resume.key_of(text)}.")]
 
 
@@ -74,13 +74,13 @@ def _pinned(value: Any) -> Any:
 
 
 def _commit(repo: str, kind: str, revision: str | None) -> str | None:
-    """What the Hub's cache on this machine has as that revision; None for a local folder, and where it has none."""
+    """The commit of a revision in the Hub's cache on this machine; None for a local folder, or if there is none."""
     if Path(repo).expanduser().exists() or not weights.is_repo(repo):
         return None
     import huggingface_hub  # here, because a local folder does not need its import time
 
     try:
         found = huggingface_hub.snapshot_download(repo, repo_type=kind, revision=revision, local_files_only=True)
-    except Exception:  # of several libraries; what is not known is not written
+    except Exception:  # of several libraries; a commit that is not known is not written
         return None
     return Path(found).name if COMMIT.fullmatch(Path(found).name) else None

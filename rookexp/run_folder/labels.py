@@ -1,4 +1,4 @@
-"""What trackers call a run: a name that a reader recognizes, the sweep that it belongs to, and the chosen options."""
+"""What trackers call a run: its name (the overrides), its group (the sweep) and its tags (the chosen options)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SILENT = ("resume", "track", "task_name", "hydra", "sweep", "sampler", "pruner")
 
 
 def of_run(kind: Literal["name", "group", "tags"]) -> Any:
-    """What the run that Hydra runs is called: the resolver `${label:KIND}`; None or [] where it runs none."""
+    """A label of the run that Hydra runs, for the resolver `${label:KIND}`; None or [] where it runs none."""
     run = HydraConfig.get() if HydraConfig.initialized() else None
     if kind == "tags":  # a bare list would not pass `--cfg job --resolve`
         return OmegaConf.create([] if run is None else tags_of(run.runtime.choices))
@@ -32,13 +32,13 @@ def of_run(kind: Literal["name", "group", "tags"]) -> Any:
 
 
 def name_of(overrides: Sequence[str], *, job: int | None, task_name: str, folder: Path) -> str:
-    """`3-lr=2e-6,seed=1` for a sweep's job; else `lr=2e-6-b9a0c0`, which ends as the name of the run's folder does."""
+    """`3-lr=2e-6,seed=1` for a sweep's job; else `lr=2e-6-b9a0c0`, which ends with the id of the run's folder."""
     words = short(overrides) or task_name
     return f"{words}-{folder.name.rpartition('_')[2]}" if job is None else f"{job}-{words}"
 
 
 def short(overrides: Sequence[str]) -> str:
-    """The overrides as one word, keys by their last part where no other ends so; "" where none says anything.
+    """The overrides as one word, each key cut to its last part if that is unique; "" where none says what is trained.
 
     Of a key that comes twice the last counts, as it does for Hydra: the first may be a recipe's (`recipes.taken_out`).
     """

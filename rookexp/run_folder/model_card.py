@@ -1,4 +1,4 @@
-"""The README.md of an exported model: what a run's own records say of it, and what nobody should read into that."""
+"""The README.md of an exported model: what its run's own records say of it, and what cannot be concluded from them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Origin:
 
 
 def origin_of(folder: Path) -> Origin | None:
-    """Where a model's folder comes from; None where it is no checkpoint's, or its run has been taken away.
+    """The run and step that a model's folder comes from; None where it is no checkpoint's, or its run has been removed.
 
     Raises: DataError for a run folder with files that cannot be read.
     """
@@ -67,7 +67,7 @@ def origin_of(folder: Path) -> Origin | None:
 
 
 def text(name: str, model: GPT2, origin: Origin | None, *, source: str, dtype: str) -> str:
-    """The whole file; `source` is what was exported, where there is no run to tell of."""
+    """The whole file; `source` is what was exported, named as the base model where there is no `origin`."""
     sizes = model.config
     base = source if origin is None else base_of(origin.run.config)
     about = [
@@ -88,7 +88,7 @@ def text(name: str, model: GPT2, origin: Origin | None, *, source: str, dtype: s
 
 
 def front(base: str) -> str:
-    """The block that the Hub reads; a base model stands there only under its Hub id, without its commit."""
+    """The YAML header that the Hub reads; it names the base model only by a Hub id, without its commit."""
     said: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
     repo = base.partition("@")[0]
     said |= {"tags": ["chess", "rookexp"]} | ({"base_model": repo} if weights.is_repo(repo) else {})
@@ -110,7 +110,7 @@ IN_BRACKETS = re.compile(
 
 
 def shown(path: str) -> str:
-    """A path without the folders above, which are nobody's business; a Hub id as it is."""
+    """A local path without the private folders above its last part (of a checkpoint: the run); a Hub id as it is."""
     if Path(path).expanduser().is_absolute() or Path(path).exists():
         *_, run, kept, step, model = ("", "", "", *Path(path).parts)
         named = f"{run}/{kept}/{step}" if (kept, model) == (checkpoint.FOLDER, checkpoint.MODEL) else model
@@ -119,7 +119,7 @@ def shown(path: str) -> str:
 
 
 def training(origin: Origin) -> Iterator[str]:
-    """Command, steps, seeds, code, parts, and the configuration."""
+    """Yields lines on the training: steps and command, seeds, code, parts, and the configuration."""
     run, info = origin.run, origin.info
     door = "train" if "grpo" in run.config else "pretrain"
     typed = (*flags(run.folder, door), *run.overrides) if run.overrides else tuple(info.get("argv", ())[1:])
@@ -145,18 +145,18 @@ def training(origin: Origin) -> Iterator[str]:
 
 
 def flags(folder: Path, door: str) -> Iterator[str]:
-    """What was typed of where the run's options are, in front of its overrides."""
+    """Yields the typed flags and search path that say where the run's options are; they go before its overrides."""
     try:
         name, config_dir, searchpath = run_info.whereabouts(folder)
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
-        return  # nobody has noted it
+        return  # it was not recorded
     yield from () if config_dir is None else ("--config-dir", config_dir)
     yield from () if name == {"train": "config"}.get(door, door) else ("--config-name", name)
     yield from searchpath
 
 
 def command(door: str, typed: Sequence[str]) -> str:
-    """What was typed, without what says only where the run's own files go."""
+    """The command line as typed, without the keys that say only where the run's own files go."""
     words = [
         shlex.quote(portable(word))
         for word in typed
@@ -166,7 +166,7 @@ def command(door: str, typed: Sequence[str]) -> str:
 
 
 def figures(origin: Origin) -> Iterator[str]:
-    """Each metric of the evaluation, before training and at the exported step."""
+    """Yields lines on each metric of the evaluation, before training and at the exported step, and on the verdict."""
     run = origin.run
     rows = [row for row in run.rows if row["step"] <= origin.step]
     table = report.before_after(rows)
@@ -189,7 +189,7 @@ def figures(origin: Origin) -> Iterator[str]:
 
 
 def measured(config: Mapping[str, Any]) -> str:
-    """On what the figures were measured."""
+    """A sentence on the prompts and the reward, or the documents, that the figures were measured on."""
     if "grpo" not in config:
         return "Loss in nats a token on validation documents of the corpus."
     task, other = config.get("task") or {}, (config.get("eval") or {}).get("positions")
@@ -201,7 +201,7 @@ def measured(config: Mapping[str, Any]) -> str:
 
 
 def limits(positions: int, origin: Origin | None) -> Iterator[str]:
-    """What a user should know before trusting the model."""
+    """Yields what a user should know before trusting the model."""
     for limit in LIMITS:
         yield limit.format(positions=positions)
     if origin is not None and origin.run.status != "finished":
@@ -211,7 +211,7 @@ def limits(positions: int, origin: Origin | None) -> Iterator[str]:
 
 
 def spelled(node: Mapping[str, Any]) -> str:
-    """A config node in a line: the name of its target and its values."""
+    """A config node on one line: the name of its target and its values."""
     values = {key: value for key, value in runs.flat(node).items() if not key.rpartition(".")[2].startswith("_")}
     said = ", ".join(f"{key} {json.dumps(portable(value))}" for key, value in values.items())
     name = str(node.get("_target_", "")).rpartition(".")[2]

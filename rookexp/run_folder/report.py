@@ -1,4 +1,4 @@
-"""The end of a run for a reader: before and after in a table, some completions, the verdict, and a page of curves."""
+"""The report at the end of a run: before and after in a table, some completions, the verdict, and a page of curves."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def before_after(rows: Rows) -> list[tuple[str, float, float]]:
 
 
 def costs(rows: Rows) -> dict[str, float]:
-    """Steps, seconds and the median tokens/s, of those that were logged."""
+    """`steps` done, total `seconds` and median `tokens_per_s`; the latter two only where they were logged."""
     seconds, speed = column(rows, "step_s")[1], column(rows, "tokens_per_s")[1]
     found = {"steps": float(rows[-1]["step"]) if rows else 0.0}
     if len(seconds):
@@ -48,7 +48,7 @@ def costs(rows: Rows) -> dict[str, float]:
 
 
 def pairs(completions: Rows, count: int) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """For `count` prompts, a completion of the first logged step and one of the last, as logged."""
+    """For up to `count` prompts, a completion of the first logged step and one of the last, as logged."""
     if not completions:
         return []
     first, last = (pick(row["step"] for row in completions) for pick in (min, max))
@@ -60,7 +60,7 @@ def pairs(completions: Rows, count: int) -> list[tuple[Mapping[str, Any], Mappin
 def show(
     rows: Rows, completions: Rows, verdict: Verdict | None, folder: Path, *, samples: int, file: IO[str] | None = None
 ) -> None:
-    """Writes the report to `file` (standard output): with colours to a terminal, as plain text elsewhere."""
+    """Writes the report to `file` (None: standard output): with colours to a terminal, as plain text elsewhere."""
     console = reader(file, PLAIN_WIDTH)
     for part in renderables(rows, completions, verdict, folder, samples=samples):
         console.print(part, soft_wrap=isinstance(part, str), highlight=False, markup=False)
@@ -105,7 +105,7 @@ def plot(rows: Rows, path: Path, *, title: str) -> None:
         (_by_colour, [name for name, *_ in BY_COLOUR]),
     )
     panels = [draw for draw, names in known if any(len(column(rows, name)[1]) for name in names)] or [_reward]
-    wide = len(panels) % 2  # an odd panel out is the first one, over the whole width
+    wide = len(panels) % 2  # of an odd number of panels the first takes the whole width
     lines = (len(panels) + 1) // 2
     figure = Figure(figsize=(12.4 if len(panels) > 1 else 7.5, 3.3 * lines + 0.5), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
@@ -165,7 +165,7 @@ def _grad_norm(axes: Any, rows: Rows) -> None:
     norms = column(rows, "grad_norm")[1]
     if np.all(norms > 0):
         axes.set_yscale("log")
-        narrow = norms.max() < 5 * norms.min()  # else it might have one label, or none
+        narrow = norms.max() < 5 * norms.min()  # else a log axis might have one label, or none
         axes.yaxis.set_major_locator(MaxNLocator(5) if narrow else LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_formatter("")
@@ -173,7 +173,7 @@ def _grad_norm(axes: Any, rows: Rows) -> None:
 
 def _by_colour(axes: Any, rows: Rows) -> None:
     for (name, label, colour), (style, width) in zip(BY_COLOUR, (("-", 2.6), ("--", 1.3)), strict=True):
-        x, y = column(rows, name)  # where both are the same, both are seen
+        x, y = column(rows, name)  # two line styles, so that both show where they coincide
         axes.plot(x, 100 * y, style, marker="o", markersize=2.5, linewidth=width, color=colour, label=label)
     axes.set(title="Greedy best move (B:) is the engine's", ylabel="% of positions", ylim=(-2, 118))
     axes.set_yticks(range(0, 101, 20))

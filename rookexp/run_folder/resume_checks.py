@@ -1,4 +1,4 @@
-"""What a run keeps when it goes on, so that its folder stays one run: its measure, and in a sweep all its settings."""
+"""What a resumed run must keep, so that its folder stays one run: its measure, and in a sweep all its settings."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from rookexp.run_folder import fingerprints, runs
 from rookexp.run_folder.run_info import CONFIG, INFO, TRIAL, read_info, redacted
 
 ASKED = (runs.SEED, "task", "eval.positions", "corpus", "validation_documents")
-# The evaluation sees nothing of these, but of a kind's sampling what is in `measures.SCORED`.
+# The evaluation does not depend on these, except for the sampling keys in `measures.SCORED`.
 UNSEEN = ("task.sampling", "task.total_steps", "task.steps", "task.phases")
 ENGINES = tuple(f".engine.{name}" for name in ("path", "processes", "timeout_s", "retries", "cache"))  # change no value
-CONTROLLED = ("AdaptiveKL", "ProportionalKL", "PpoRuleKL")  # coefficients that move by what they see
+CONTROLLED = ("AdaptiveKL", "ProportionalKL", "PpoRuleKL")  # coefficients that a controller moves by the measured KL
 ASSETS = "/rookexp/assets/"  # wherever the package lies
 DATA = {"positions", "data", "corpus"}  # parts of keys that name files or folders of rows
-COMPUTED = ("precision", "device")  # of what the hardware came to: results depend on them
+COMPUTED = ("precision", "device")  # of the resolved hardware settings: results depend on them
 SHOWN = 3  # keys in a message
 
 
 def refuse_other(folder: Path, config: Mapping[str, Any], *, swept: bool) -> None:
-    """Refuses to go on with the run in `folder` where that would make two runs of it; `swept`: it is a sweep's job.
+    """Refuses to resume the run in `folder` where that would make two runs of it; `swept`: it is a job of a sweep.
 
-    What else differs from what was trained so far is said.
+    Any other difference from what was trained so far is printed.
     Raises: ConfigError with each key, its value so far and the new one, and for data whose content has changed;
     DataError for a damaged config.yaml.
     """
     newest = checkpoint.latest(folder)
     if newest is None or not (folder / CONFIG).is_file():
-        return  # nothing to go on with, which the start says
+        return  # nothing to resume, which the start reports
     before, now = runs.flat(runs.read_config(folder)), runs.flat(redacted(config))
     judged = _trains if swept else _measures
     follow = runs.following([before, now])
@@ -68,7 +68,7 @@ def refuse_other(folder: Path, config: Mapping[str, Any], *, swept: bool) -> Non
 
 
 def _refuse_other_data(folder: Path, newest: Path, config: Mapping[str, Any]) -> None:
-    """Raises: ConfigError for the first data file that does not hold what it held when the run was started last."""
+    """Raises: ConfigError for the first data file whose content is not that of the run's last start."""
     had, have = read_info(folder).get("data", {}), fingerprints.of_data(config)
     for key in (key for key in had if key in have):
         for file in {**had[key], **have[key]}:
@@ -82,17 +82,17 @@ def _refuse_other_data(folder: Path, newest: Path, config: Mapping[str, Any]) ->
 
 
 def computed(hardware: Hardware) -> dict[str, Any]:
-    """What the hardware came to, `auto` and null resolved; the micro-batch is null where `hardware.fit` finds it."""
+    """The resolved hardware settings, without `auto` or null; the micro-batch is None where `hardware.fit` finds it."""
     rows = None if hardware.fit else hardware.micro_batch
     return {**hardware.describe(), "micro_batch": rows, "head_chunk": hardware.head_chunk}
 
 
 def tell_other_hardware(folder: Path, asked: str | None, here: Mapping[str, Any]) -> None:
-    """Says where the run that goes on in `folder` is computed otherwise than before; `here` as `computed`.
+    """Prints where the resumed run in `folder` is computed otherwise than before; `here`: the result of `computed`.
 
-    Its weights are fp32 everywhere, so it may. A job of a sweep may not where `hardware.precision` was `asked` as auto:
-    its points would differ by the precision, too.
-    Raises: ConfigError for such a job.
+    That is allowed, for its weights are fp32 everywhere, but not to a job of a sweep whose `hardware.precision` was
+    `asked` as auto: the sweep's points would differ by the precision, too.
+    Raises: ConfigError for such a job where another run of its sweep had another precision.
     """
     before = read_info(folder).get("hardware", {})
     if other := [f"{k} was {before[k]}, now {here[k]}" for k in COMPUTED if before.get(k, here[k]) != here[k]]:
@@ -110,29 +110,29 @@ def tell_other_hardware(folder: Path, asked: str | None, here: Mapping[str, Any]
 
 
 def _in_checkpoint(key: str, before: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint has what the key says, so that another value would not be read; a model may have moved."""
+    """Whether a resumed run reads this key from its checkpoint, not its config; `model.path` if that still exists."""
     if key == "kl.coef":
         return str(before.get("kl._target_")).rpartition(".")[2] in CONTROLLED
     return key.startswith("model.") and (key != "model.path" or Path(str(before.get(key))).expanduser().exists())
 
 
 def _trains(key: str, before: Mapping[str, Any]) -> bool:
-    """Whether a key has a say in what a job is."""
+    """Whether a key determines what a sweep's job trains: the seed, and what `runs.told` says, less the hardware."""
     return key == runs.SEED or (runs.told(key) and key.split(".")[0] != "hardware")
 
 
 def _measures(key: str, before: Mapping[str, Any]) -> bool:
-    """Whether a key decides what the evaluation asks and what that is worth."""
+    """Whether a key determines the evaluation's prompts or how their answers are scored."""
     if runs.within(key, measures.SCORED):
         return not key.endswith(ENGINES)
     task, _, last = key.rpartition(".")
     if last == "prompts" and (before.get(f"{task}.order") != "fixed" or before.get("hardware.grow") == "batch"):
-        return False  # of a step, and the evaluation asks all; or a number that the run has found
+        return False  # prompts of a step, where the evaluation asks all; or a number that the run has found
     return runs.within(key, ASKED) and not runs.within(key, UNSEEN)
 
 
 def _same(key: str, one: Any, other: Any) -> bool:
-    """Whether two values are equal; data may have moved, and then has its name still, and so may the package."""
+    """Whether two values are equal; data and the package may have moved, and are then the same by their names."""
     if isinstance(one, str) and isinstance(other, str):
         if ASSETS in one and ASSETS in other:
             return one.rpartition(ASSETS)[2] == other.rpartition(ASSETS)[2]

@@ -24,11 +24,11 @@ PACKAGES = (
 )  # fmt: skip
 SECRET = re.compile(r"(^|[._-])(api_?key|token|password|passwd|secret)$", re.IGNORECASE)
 HIDDEN = "***"
-# In a run's folder, SWEEP in that of a sweep.
+# Files in a run's folder; SWEEP is in a sweep's folder.
 CONFIG, INFO, TRIAL, SWEEP = "config.yaml", "run.json", "trial.json", "sweep.json"
-SAVED = Path(".hydra")  # of how the run was started
+SAVED = Path(".hydra")  # Hydra's record of how the run was started
 OVERRIDES, HYDRA = SAVED / "overrides.yaml", SAVED / "hydra.yaml"
-SEARCHPATH = "hydra.searchpath="  # the one of Hydra's own keys that says what a run is
+SEARCHPATH = "hydra.searchpath="  # the only one of Hydra's own keys that affects what is trained
 
 
 def write_run_info(
@@ -36,8 +36,8 @@ def write_run_info(
 ) -> None:
     """Writes config.yaml (resolved) and run.json (command, revision, versions, seeds) into the run folder.
 
-    `found`: what else run.json tells, such as what the hardware came to. A resumed run moves what run.json said of the
-    earlier start into its list `earlier_starts`. Values under keys that name a secret are starred; the environment is
+    `found`: further entries of run.json, such as the resolved hardware settings. A resumed run moves the record of its
+    earlier start into the list `earlier_starts`. Values under keys that name a secret are starred; the environment is
     not written.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ def read_info(folder: Path) -> dict[str, Any]:
 
 
 def whereabouts(folder: Path) -> tuple[str, str | None, list[str]]:
-    """Where the options of the run in a folder were looked for: --config-name, --config-dir, a typed search path.
+    """Where a run's options were looked for: --config-name, --config-dir (or None), the overrides of the search path.
 
     Raises: OSError, ValueError, KeyError, TypeError or YAMLError where Hydra's note of it cannot be read.
     """
@@ -69,7 +69,7 @@ def whereabouts(folder: Path) -> tuple[str, str | None, list[str]]:
 
 
 def record(config: Mapping[str, Any], argv: Sequence[str]) -> dict[str, Any]:
-    """What `write_run_info` says of a start, with the configuration, for what is no run and goes into one file."""
+    """The entries of run.json for a start, with the configuration, for a command that is no run and writes one file."""
     return {**_started(config, argv), "config": redacted(config)}
 
 

@@ -1,4 +1,4 @@
-"""Run folders read back: what a run was told, what it logged, and how it ended."""
+"""Run folders read back: a run's configuration, what it logged, and how it ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rookexp.errors import DataError
 from rookexp.run_folder import report
 from rookexp.run_folder.run_info import CONFIG, OVERRIDES
 
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # C's takes a tenth of the time, and some builds lack it
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # C's takes a tenth of the time, but some builds lack it
 LAST = 20  # logged values that a figure at the end of a run is the mean of
 ABSENT = "absent"  # stands for the value of a key that a config does not have
 SEED = "seed"
@@ -27,7 +27,7 @@ RUN_ONLY = ("task_name", "resume", "save_every", "keep_checkpoints", "diagnose_e
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run folder, as far as it is written yet."""
+    """The content of a run folder, as far as it is written."""
 
     folder: Path
     config: dict[str, Any]  # resolved, nested
@@ -45,7 +45,7 @@ class Run:
 
 
 def read(folder: Path) -> Run:
-    """The run in a folder; what is not there yet, or was cut off by a kill, is empty.
+    """The run in a folder; what is not written yet, or was cut off by a kill, reads as empty.
 
     Raises: DataError for a folder without config.yaml, and for files that are no YAML or JSON.
     """
@@ -78,7 +78,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def style_of(model: str | None) -> str:
-    """How the P prompts were written that the run at `model` was trained on; bare for a model of no such run.
+    """The style of P prompts (see `chess_text.P_PROMPTS`) that the run at `model` was trained on; "bare" without a run.
 
     `model` is a run's folder, a checkpoint in it or the model in that, or anything else that `model.path` takes.
     """
@@ -89,14 +89,14 @@ def style_of(model: str | None) -> str:
 
 
 def style_in(config: Mapping[str, Any]) -> str:
-    """How P prompts are written in a run of this configuration; bare where it has no style, both, or its own."""
+    """The style of P prompts in a run of this configuration; "bare" where it has none, several, or an unknown one."""
     values = flat(config)
     styles = {str(value) for key, value in values.items() if re.fullmatch(r"task\.(tasks\.\w+\.)*style", key)}
     return styles.pop() if len(styles) == 1 and styles <= chess_text.P_PROMPTS.keys() else "bare"
 
 
 def overrides(folder: Path) -> tuple[str, ...]:
-    """What was typed for the run in a folder; () where Hydra has left no note. Raises: DataError for a damaged one."""
+    """The overrides typed for a run; () where Hydra has left no note of them. Raises: DataError for a damaged one."""
     path = folder / OVERRIDES
     found = _yaml(path) if path.is_file() else None
     if found is not None and not isinstance(found, list):
@@ -105,7 +105,7 @@ def overrides(folder: Path) -> tuple[str, ...]:
 
 
 def find(path: Path) -> list[Path]:
-    """The run folders in a folder: itself, or those at any depth below, 2 before 10; none is looked for in a run.
+    """The run folders in a folder: itself, or those at any depth below, 2 before 10; none inside another run.
 
     A link to a folder is followed, each folder once. Hydra's own folders do not count, although there is a config.yaml
     in them.
@@ -126,12 +126,12 @@ def find(path: Path) -> list[Path]:
 
 
 def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """A run in numbers, each only where it was logged.
+    """A run's figures by name; a figure whose metric was not logged is absent.
 
-    `gain`: last minus first greedy reward; `reward`, `best`: the last and the highest; `slope`: of the verdict's
-    moving average, a reward per 100 steps, from 40 values on; `kl` (exact and forward, whatever was optimised),
-    `entropy`, `kl_share`, `dead_groups`: mean of the last 20 values; `grad_norm_max`: infinite where one was not;
-    `seconds`: of the steps; `tokens_per_s`: median; `steps`: done.
+    `gain`: last minus first greedy reward; `reward`, `best`: the last and the highest greedy reward; `slope`: of the
+    verdict's moving average, in reward per 100 steps, from 40 values on; `kl` (exact and forward, whatever was
+    optimised), `entropy`, `kl_share`, `dead_groups`: mean of the last 20 values; `grad_norm_max`: infinite where a norm
+    was not finite; `seconds`: of all steps; `tokens_per_s`: median; `steps`: done.
     """
     found: dict[str, float] = {}
     x, y = verdict.column(rows, "eval/reward")
@@ -185,21 +185,21 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]
 
 
 def following(flats: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Keys named `seed` that have the run's own in all flat configurations that have them, as of a model that it draws.
+    """The keys `*.seed` that equal the run's `seed` in each flat configuration that has them, as for random weights.
 
-    All, because a fixed one is the run's own in one run of several, too.
+    In each, because in one run of several a fixed seed may equal the run's by chance.
     """
     named = {key for each in flats for key in each if key.endswith(f".{SEED}")}
     return {key for key in named if all(each[key] == each.get(SEED) for each in flats if key in each)}
 
 
 def within(key: str, groups: Collection[str]) -> bool:
-    """Whether a dotted key is one of these, or below one."""
+    """Whether a dotted key is one of `groups`, or below one."""
     return any(key == group or key.startswith(f"{group}.") for group in groups)
 
 
 def told(key: str) -> bool:
-    """Whether a dotted key has a say in what is trained, apart from the seed."""
+    """Whether a dotted key affects what is trained; the seed does not count, nor do the keys of `RUN_ONLY`."""
     return key != SEED and key.split(".")[0] not in RUN_ONLY
 
 

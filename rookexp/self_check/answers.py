@@ -1,4 +1,4 @@
-"""Whether a right answer fits, is paid as such, and means the same to the evaluation as to training."""
+"""Checks that a right answer fits the length limits, earns its due, and is scored in the evaluation as in training."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from rookexp.self_check.rehearsal import Answers, Finding, Rehearsal, Skipped, a
 from rookexp.types import Prompt
 
 SAME_REWARD = 1e-6  # rewards that differ by less are equal
-OTHERS = 64  # prompts that are answered by another's gold answer
+OTHERS = 64  # prompts that are also given another's gold answer
 GROUP = 3  # completions of a prompt, when rows are mixed up on purpose
 NOISY = "the reward gives the same text other rewards each time"
 
 
 def max_new_tokens(case: Rehearsal) -> str | Finding | Skipped:
-    """The gold answers and their end fit into a completion, of rollouts and of the evaluation."""
+    """Each gold answer with its end-of-text fits the limits of rollouts and evaluation, and the model's positions."""
     if not case.golds:
         return Skipped("the task offers no gold(prompt)")
     lengths = [len(case.words.encode(answer)) + 1 for _, answer in case.golds]
     longest, whole = max(lengths), max(n + len(prompt.ids) for n, (prompt, _) in zip(lengths, case.golds, strict=True))
     seen = f"the longest of {len(lengths)} gold answers has {longest} tokens with its end"
-    needed: dict[tuple[str, int], int] = {}  # of each key and its value, in tokens
+    needed: dict[tuple[str, int], int] = {}  # tokens, by key and its value
     for length, (prompt, _) in zip(lengths, case.golds, strict=True):
         for limited in case.limits(prompt).items():
             needed[limited] = max(length, needed.get(limited, 0))
@@ -37,11 +37,11 @@ def max_new_tokens(case: Rehearsal) -> str | Finding | Skipped:
 
 
 def gold_answers(case: Rehearsal) -> str | Finding | Skipped:
-    """Every gold answer earns more than an empty one, and no less than another prompt's gold answer does there.
+    """Every gold answer earns more than an empty one, and no less than another prompt's gold answer earns in its place.
 
-    Nor less than others of its task, where the highest is earned more than once: a reward may say that some prompts
-    are worth more. That is not asked of answers that the reward itself calls right, as an engine's of a prompt that
-    holds other analyses.
+    It also earns no less than the others of its task where two or more of them earn the highest reward; a single
+    highest sets no standard, because a reward may say that some prompts are worth more. Answers that the reward itself
+    calls right are exempt from this, as an engine's to a prompt that holds other analyses.
     """
     if not case.golds:
         return Skipped("the task offers no gold(prompt)")
@@ -84,9 +84,9 @@ def gold_answers(case: Rehearsal) -> str | Finding | Skipped:
 
 
 def reward_rows(case: Rehearsal) -> str | Finding | Skipped:
-    """A completion earns by itself what it earns among others: each row is scored with its own prompt.
+    """A completion earns alone what it earns in a batch: each row is scored with its own prompt.
 
-    A reward that compares the completions of a prompt is asked whether it gives each its own when they change places.
+    A reward that compares the completions of a prompt need only give each its own reward when they change places.
     """
     if len(case.prompts) < 2:
         return Skipped("a single prompt: every row is its own")
@@ -114,18 +114,18 @@ def reward_rows(case: Rehearsal) -> str | Finding | Skipped:
 
 
 def earned(case: Rehearsal, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[float]:
-    """The rewards of the texts; 0 where none applies."""
+    """The rewards of the texts; 0 where the reward does not apply."""
     rewards: list[float] = case.own.source.reward.score(prompts, texts).rewards.nan_to_num().tolist()
     return rewards
 
 
 def furthest(one: Sequence[float], other: Sequence[float]) -> float:
-    """The largest difference."""
+    """The largest absolute difference, element by element."""
     return max(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
 def evaluation(case: Rehearsal) -> str | Finding | Skipped:
-    """The evaluation reads and scores a text as training does: gold answers, and ids that say nothing."""
+    """The evaluation decodes and scores a text as training does, for gold answers and for random ids."""
     gold = {prompt.text: case.words.encode(answer) for prompt, answer in case.golds}
     room = case.subject.greedy.length_of
     said = [(prompt, ids[: room(prompt) - 1]) for prompt, (ids, *_) in zip(case.prompts, case.blind, strict=True)]

@@ -30,7 +30,7 @@ QUICK = Size(prompts=2, rows=2, tokens=12, golds=16)
 WHOLE = Size(prompts=6, rows=3, tokens=32, golds=512)
 
 RECORDS: tuple[Check, ...] = (selection, shared_prompt, prompt_prefix, trained_ids, end_of_text)
-# What is looked at, in this order, and the checks whose finding leaves a check nothing of its own to say.
+# The checks in their order, each with those that it presupposes: after a finding in one of them it is skipped.
 CHECKS: dict[Check, tuple[Check, ...]] = {
     dropout: (),
     master_weights: (),
@@ -58,7 +58,7 @@ CHECKS: dict[Check, tuple[Check, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A check's name and what it said."""
+    """A check's name and its result."""
 
     name: str
     result: str | Finding | Skipped
@@ -74,7 +74,7 @@ class Line:
 
 
 def examine(subject: Subject, size: Size) -> Iterator[Line]:
-    """The lines of all checks, in their order; what a finding makes meaningless is skipped."""
+    """Runs all checks in their order and yields their lines; one that presupposes a check with a finding is skipped."""
     rehearsal, doubtful = Rehearsal(subject, size), set[Check]()
     for check, presupposed in CHECKS.items():
         broken = [name_of(other) for other in presupposed if other in doubtful]
@@ -85,5 +85,5 @@ def examine(subject: Subject, size: Size) -> Iterator[Line]:
 
 
 def name_of(check: Check) -> str:
-    """The check's name as its line has it."""
+    """The check's name as its line shows it."""
     return check.__name__.replace("_", " ")

@@ -1,4 +1,4 @@
-"""Whether all log-probs are the same: of sampler, training forward and reference, of rows together and alone."""
+"""Checks that log-probs agree: of sampler, training forward and reference, and of rows in a batch and alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rookexp.self_check.rehearsal import Finding, Rehearsal, Skipped, altered, g
 EXACT_NATS = 1e-4  # two ways to compute a log-prob in fp32 differ by less
 ROUNDED_NATS = 0.05  # and by less than this under bf16 autocast, on average over tokens
 KL_NATS = 1e-6  # a divergence of a policy from itself is below this in fp32
-EXPLAINED_SHARE = 0.5  # a mistake that explains so many of the wrong log-probs is the cause
+EXPLAINED_SHARE = 0.5  # a mistake that explains more of the wrong log-probs is the cause
 PADDED = (
     "positions that count the padding (left padding), attended padding, or a cache that drops the wrong rows",
     "pad on the right, number positions from each row's own first token, and keep the rows that go on.",
@@ -28,7 +28,7 @@ def log_probs(case: Rehearsal) -> str | Finding:
         "the training forward": case.trained_on,
     }
     errors = {name: gap(values, plain) for name, values in sources.items()}
-    allowed = EXACT_NATS / min(1.0, float(case.temperatures.min()))  # cold logits are as much less exact
+    allowed = EXACT_NATS / min(1.0, float(case.temperatures.min()))  # a low temperature magnifies errors as much
     for name, error in errors.items():
         if not error <= allowed:
             cause, fix = _explained(case, sources[name], plain, name)
@@ -37,7 +37,7 @@ def log_probs(case: Rehearsal) -> str | Finding:
 
 
 def padding(case: Rehearsal) -> str | Finding:
-    """What is said, and what is learned from it, is the same for rows together and alone, with padding and without."""
+    """Sampler and training forward give the same log-probs for rows together and alone, with padding and without."""
     errors = case.apart
     for name, error in errors.items():
         if not error <= EXACT_NATS:
@@ -99,7 +99,7 @@ def ratio(case: Rehearsal) -> str | Finding:
 
 
 def _explained(case: Rehearsal, values: Tensor, plain: Tensor, whose: str) -> tuple[str, str]:
-    """Cause and fix: the mistake with which a plain forward says what was said, where it is not what it should be."""
+    """Cause and fix: the mistake that makes a plain forward reproduce most of the wrong log-probs, if one does."""
     if len(values) != len(plain):
         return f"an off-by-one in {whose}: other tokens than those with a weight", "score the tokens with a weight."
     mistakes = {
@@ -119,7 +119,7 @@ def _explained(case: Rehearsal, values: Tensor, plain: Tensor, whose: str) -> tu
     shares = {
         said: float(((values - made).abs() < 10 * EXACT_NATS)[wrong].float().mean())
         for said, made in mistakes.items()
-        if not gap(made[wrong], plain[wrong]) <= 10 * EXACT_NATS  # else it is none
+        if not gap(made[wrong], plain[wrong]) <= 10 * EXACT_NATS  # else it changes nothing here
     }
     best = max(shares, key=lambda said: shares[said])
     if shares[best] > EXPLAINED_SHARE:

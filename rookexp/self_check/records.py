@@ -1,4 +1,4 @@
-"""Whether what is trained, and what is scored, is what was sampled: asked of ids that are known beforehand."""
+"""Checks that the trained ids and the scored texts are the sampled ones, on completions with known ids."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MIXED_UP = "rewards of other rows, a wrong sign, or a mean over something else t
 
 
 def selection(case: Rehearsal) -> str | Finding:
-    """A step asks the same prompts when it is asked again, and every prompt's ids are those of its text."""
+    """A step selects the same prompts when it is asked again, and every prompt's ids are those of its text."""
     once, again = ([(p.text, p.ids) for p in case.task.select(case.subject.step)] for _ in range(2))
     if once != again:
         cause = "a task that draws from a state of its own, as an iterator or a generator does"
@@ -29,7 +29,7 @@ def selection(case: Rehearsal) -> str | Finding:
 
 
 def prompt_prefix(case: Rehearsal) -> str | Finding:
-    """Every trained row begins with its prompt's ids, and so do those of its text with a right answer behind it."""
+    """Every trained row begins with its prompt's ids, and so do the ids of its text followed by a right answer."""
     rows = case.recited.experience.tokens.tolist()
     for i, row in enumerate(rows):
         prompt = case.prompts[i // case.rows]
@@ -59,7 +59,7 @@ def shared_prompt(case: Rehearsal) -> str | Finding:
 
 
 def trained_ids(case: Rehearsal) -> str | Finding:
-    """The completion ids that are trained are those that were sampled, all of them and no others but for the end."""
+    """The trained completion ids are the sampled ones, all of them and no others, apart from the end-of-text."""
     for i, (row, weighted) in enumerate(zip(*_recited_rows(case), strict=True)):
         prompt, script = case.prompts[i // case.rows], case.recited.scripts[i]
         start = len(prompt.ids)
@@ -80,7 +80,7 @@ def trained_ids(case: Rehearsal) -> str | Finding:
 
 
 def end_of_text(case: Rehearsal) -> str | Finding:
-    """The end-of-text that was sampled is in the row and in the loss."""
+    """The sampled end-of-text is in the row and in the loss."""
     for i, (row, weighted) in enumerate(zip(*_recited_rows(case), strict=True)):
         end = len(case.prompts[i // case.rows].ids) + len(case.recited.scripts[i]) - 1
         if end >= len(row) or row[end] != case.words.eot_id or end not in weighted:
@@ -134,7 +134,7 @@ def advantages(case: Rehearsal) -> str | Finding | Skipped:
 
 
 def baseline(case: Rehearsal) -> str | Finding | Skipped:
-    """Of two groups, one paid 0.1 to 0.2 and one 0.8 to 0.9, each is compared within itself."""
+    """Two groups, one with rewards of 0.1 to 0.2 and one with 0.8 to 0.9, are each compared within themselves."""
     if not case.own.baseline.needs_groups:
         return Skipped("the baseline does not compare the rows of a group")
     size = case.own.group_size
@@ -155,6 +155,6 @@ def baseline(case: Rehearsal) -> str | Finding | Skipped:
 
 
 def _recited_rows(case: Rehearsal) -> tuple[list[list[int]], list[list[int]]]:
-    """The ids of each recited row, and its columns with a weight."""
+    """For each recited row, its token ids and the columns with a weight other than 0."""
     experience = case.recited.experience
     return experience.tokens.tolist(), [row.nonzero()[:, 0].tolist() for row in experience.weights]

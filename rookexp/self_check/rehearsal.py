@@ -1,4 +1,4 @@
-"""A run's own parts on a few prompts, for the self-check to ask; copies of what would change, else the part itself."""
+"""A run's own parts on a few prompts, for the self-check; parts that would change are copied, the others are shared."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rookexp.trainer import Trainer
 from rookexp.types import Experience, Prompt, Reward, Scores, Tokenizer
 
 Part = TypeVar("Part")
-SURE = 0.01  # nats a token
+SURE = 0.01  # nats a token; a policy with a higher mean log-prob than -SURE is sure
 
 
 @runtime_checkable
@@ -30,7 +30,7 @@ class Answers(Protocol):
     """A task, or a reward, that knows right answers."""
 
     def gold(self, prompt: Prompt) -> str | None:
-        """A completion of the prompt that earns the highest reward there is; None where another one knows."""
+        """A completion of the prompt that earns the highest possible reward; None where only another part knows one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is looked at."""
+    """How much the self-check looks at."""
 
     prompts: int  # of the step
     rows: int  # completions of each
@@ -56,7 +56,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is wrong."""
+    """What a check found wrong."""
 
     seen: str
     cause: str  # the likely one
@@ -65,25 +65,25 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """What could not be looked at."""
+    """Why a check was not made."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Recital:
-    """What became of ids that are known, because a `Reciter` said them."""
+    """What the run made of completions with known ids, because a `Reciter` emitted them."""
 
-    scripts: tuple[tuple[int, ...], ...]  # said in each row, end-of-text included
+    scripts: tuple[tuple[int, ...], ...]  # emitted in each row, end-of-text included
     experience: Experience
     scored: tuple[str, ...]  # the text of each row as the reward got it
-    rewards: tuple[float, ...]  # and what it gave
+    rewards: tuple[float, ...]  # of each row, as the reward gave it
 
 
 class Rehearsal:
     """The run's objective on the shortest, the longest and some other prompts of its next step.
 
-    Nothing here depends on what the rewards are: dead groups and truncated completions count like all others.
+    Nothing here depends on the values of the rewards: dead groups and truncated completions count like all others.
     """
 
     def __init__(self, subject: Subject, size: Size) -> None:
@@ -106,7 +106,10 @@ class Rehearsal:
         self.temperature = " and ".join(f"{each:g}" for each in dict.fromkeys(way.temperature for way in ways))
 
     def objective(self, autocast: Callable[[], AbstractContextManager[None]] = nullcontext, **of_source: Any) -> GRPO:
-        """The objective, in fp32 unless an `autocast` is given, whose experience has the sampler's own log-probs."""
+        """A copy of the objective, in fp32 unless `autocast` is given, whose experience has the sampler's log-probs.
+
+        `of_source`: attributes of its rollout source to replace.
+        """
         source = self.own.source
         short = {kind: replace(way, max_new_tokens=self.tokens) for kind, way in source.own_sampling.items()}
         same = {"group_size": self.rows, "autocast": autocast}
@@ -125,12 +128,12 @@ class Rehearsal:
 
     @cached_property
     def sampled(self) -> Experience:
-        """What the policy says, in fp32."""
+        """The experience that the policy samples, in fp32."""
         return self.objective().collect(self.subject.step)[0]
 
     @cached_property
     def blind(self) -> list[list[list[int]]]:
-        """Ids for each row of each prompt, drawn blindly: no tokenizer would have chosen them for their text."""
+        """Random ids for each row of each prompt, without end-of-text; re-encoding their text would give other ids."""
         eot, vocabulary = self.words.eot_id, self.policy.head_weight.shape[0]
         generator = torch.Generator().manual_seed(0)
         drawn = torch.randint(1, vocabulary, (len(self.prompts), self.rows, self.tokens - 1), generator=generator)
@@ -138,9 +141,9 @@ class Rehearsal:
 
     @cached_property
     def recited(self) -> Recital:
-        """What becomes of a gold answer that fits, in the first row of a prompt, and of blind ids in the others.
+        """What the run makes of a gold answer that fits, in a prompt's first row, and of random ids in its other rows.
 
-        Of lone rows every second one has the gold answer.
+        Where a prompt has a single row, only every second prompt gets its gold answer.
         """
         gold = {prompt.text: self.words.encode(answer) for prompt, answer in self.golds}
         own = self.own.source
@@ -161,7 +164,7 @@ class Rehearsal:
 
     @cached_property
     def golds(self) -> tuple[tuple[Prompt, str], ...]:
-        """Prompts of the step and of the evaluation with their gold answers; none where nobody offers one."""
+        """Prompts of the step and of the evaluation with their gold answers; () where there are none."""
         prompts = [*self.task.select(self.subject.step), *self.subject.greedy.prompts]
         by_text = {prompt.text: prompt for prompt in prompts}
         return golds_of(list(by_text.values())[: self.size.golds], self.own.source.reward, self.task)
@@ -175,27 +178,27 @@ class Rehearsal:
 
     @cached_property
     def trained_on(self) -> Float[Tensor, " m"]:
-        """What the training forward says of the sampled tokens, all rows together, in fp32."""
+        """The training forward's log-probs of the sampled tokens, all rows in one batch, in fp32."""
         return self.trained(self.objective(), self.sampled)
 
     @property
     def sure(self) -> bool:
-        """Whether the policy was so sure of all that it said that hardly a weight feels it."""
+        """Whether the policy was so sure of every sampled token that hardly any weight has a gradient."""
         return float(self.plain().mean()) > -SURE
 
     @cached_property
     def hidden(self) -> list[Tensor]:
-        """The plain forward of each sampled row by itself, without padding, (T, D) each."""
+        """The hidden states of each sampled row from a plain forward of the row alone, without padding, (T, D) each."""
         ends = [int(row.nonzero()[-1]) + 1 for row in self.sampled.weights]
         with torch.no_grad():
             return [self.policy.hidden(row[None, :end])[0] for row, end in zip(self.sampled.tokens, ends, strict=True)]
 
     @cached_property
     def apart(self) -> dict[str, float]:
-        """How far what is said of rows together is from what is said of each alone, in nats, of who says it."""
+        """By source, the largest difference in nats between log-probs of rows in one batch and each row alone."""
         ids = [prompt.ids for prompt in self.prompts]
         ids.append(ids[-1][: (len(ids[-1]) + 1) // 2])  # so that there is padding, whatever the prompts
-        # What the first row says early ends an answer here, so that it leaves the others to go on.
+        # A token that the first row emits early serves as end-of-text, so that this row ends while others go on.
         samples = generate.greedy(self.policy, ids[:1], self.tokens, self.words.eot_id)
         end = int(samples.tokens[samples.mask][: max(1, self.tokens // 2)][-1])
         answers = zip(self.greedy(ids, end), [self.greedy([each], end)[0] for each in ids], strict=True)
@@ -209,21 +212,21 @@ class Rehearsal:
         }
 
     def greedy(self, prompts: Sequence[Sequence[int]], end: int) -> list[Tensor]:
-        """The log-prob of each token of the greedy answers to these ids, up to an `end`, sampled together, in fp32."""
+        """The log-probs of each prompt's greedy answer, up to the token `end`; all prompts in one batch, in fp32."""
         samples = generate.greedy(self.policy, prompts, self.tokens, end)
         return [row[kept] for row, kept in zip(samples.logprobs, samples.mask, strict=True)]
 
     def trained(self, objective: GRPO, rows: Experience) -> Float[Tensor, " m"]:
-        """What the objective's training forward says of the rows' tokens with a weight."""
+        """The log-probs that the objective's training forward gives the rows' tokens with a weight."""
         with torch.no_grad():
             per_token = objective.loss(replace(rows, logprobs=torch.zeros_like(rows.logprobs))).per_token
-        return -per_token["approx_kl/k1"]  # which is old - new
+        return -per_token["approx_kl/k1"]  # k1 is old - new, and old is 0
 
     def plain(self, *, temperature: float | None = None, position: int = 0, token: int = 0) -> Float[Tensor, " m"]:
         """The plain forward's log-prob of each of the M sampled tokens.
 
-        Or what a mistaken one would say: at another temperature, read `position` places too late, or of the token
-        that stands `token` places later; NaN where there is none.
+        With arguments, what a mistaken forward would give: at another temperature, read `position` places too late, or
+        of the token that stands `token` places later; NaN where there is none.
         """
         found = []
         for row, hidden in enumerate(self.hidden):
@@ -239,7 +242,7 @@ class Rehearsal:
 
 
 class _Listening:
-    """A reward that remembers what it was given, and gave."""
+    """A reward that records the texts that it was given and the rewards that it returned."""
 
     def __init__(self, reward: Reward) -> None:
         self.reward = reward
@@ -254,7 +257,7 @@ class _Listening:
 
 
 class _Asked:
-    """The same prompts at every step."""
+    """A task that selects the same prompts at every step."""
 
     def __init__(self, prompts: tuple[Prompt, ...]) -> None:
         self.prompts = prompts
@@ -265,14 +268,14 @@ class _Asked:
 
 
 def golds_of(prompts: Sequence[Prompt], reward: Reward, task: Any) -> tuple[tuple[Prompt, str], ...]:
-    """The prompts with what the reward says is right, where it finds that out for itself, else what the task says."""
+    """Each prompt with the reward's gold answer, if it has one, else the task's; prompts with neither are left out."""
     knowing = [part for part in (reward, task) if isinstance(part, Answers)]
     answers = (next((gold for part in knowing if (gold := part.gold(prompt)) is not None), None) for prompt in prompts)
     return tuple((prompt, answer) for prompt, answer in zip(prompts, answers, strict=True) if answer is not None)
 
 
 def gap(one: Tensor, other: Tensor) -> float:
-    """The largest difference; infinite for different shapes."""
+    """The largest absolute difference; infinite for different shapes."""
     return float((one - other).abs().max()) if one.shape == other.shape else math.inf
 
 

@@ -1,4 +1,4 @@
-"""Whether the model that is trained can learn: no noise in it, enough precision, and an update that moves it."""
+"""Checks that the trained model can learn: no noise in it, enough precision, and an update that moves it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SMALL_STEP = 1e-3  # norm of a step that is small beside any weights
 ROUNDED = 1e-6  # nats; a change below it says nothing
 SAME_GRADIENT = 1e-3  # relative; rounding in fp32 is below
 SURE_OF_ALL = "the policy is sure of every token that it said, which leaves next to no gradient to look at"
-FELT_GRADIENT, MOVED_SHARE = 1e-6, 0.99  # of the weights with such a gradient so many must move
+FELT_GRADIENT, MOVED_SHARE = 1e-6, 0.99  # the share of weights above that gradient that must move
 
 
 def dropout(case: Rehearsal) -> str | Finding:
@@ -41,7 +41,7 @@ def dropout(case: Rehearsal) -> str | Finding:
 
 
 def master_weights(case: Rehearsal) -> str | Finding:
-    """What the optimizer moves has at least the precision of fp32, and it is the whole policy."""
+    """The tensors that the optimizer moves have at least the precision of fp32, and they are the whole policy."""
     held = case.subject.trainer.parameters
     low = [p for p in held if p.element_size() < 4]
     if low:
@@ -62,7 +62,7 @@ def master_weights(case: Rehearsal) -> str | Finding:
 
 
 def policy_loss(case: Rehearsal) -> str | Finding | Skipped:
-    """A small step of a copy against the gradient makes a row that was better likelier, and one that was worse less."""
+    """A small step of a copy down the policy loss makes a row with advantage 1 likelier, one with -1 less likely."""
     changes = {}
     first = case.sampled.rows(torch.tensor([0], device=case.device), len(case.hidden[0]))
     for sign, which in ((1.0, "better"), (-1.0, "worse")):
@@ -96,8 +96,8 @@ def policy_loss(case: Rehearsal) -> str | Finding | Skipped:
 def update(case: Rehearsal) -> str | Finding | Skipped:
     """One optimizer step at the largest rate of the run moves 99 % of the weights with a gradient above 1e-6.
 
-    That gradient is the same whatever the micro-batch. Of copies, in fp32: every completion counts as better than
-    expected, whatever its reward.
+    That gradient is the same whatever the micro-batch. All on copies, in fp32, with an advantage of 1 for every
+    completion whatever its reward.
     """
     trainer, source = case.subject.trainer, case.own.source
     shared = [source.reward, source.task, source.tokenizer, case.own.reference]
@@ -149,7 +149,7 @@ def _gradient(parameter: Tensor) -> Tensor:
 
 
 def _turn(gradient: Sequence[Tensor], parameters: Sequence[Tensor]) -> float:
-    """How far the parameters' gradient points from this one: the distance of the two, each of norm 1."""
+    """How far the direction of the parameters' gradient is from that of `gradient`: their distance, each at norm 1."""
     other = [parameter.grad for parameter in parameters]
     one, two = (_norm([g for g in each if g is not None]) for each in (gradient, other))
     pairs = zip(gradient, other, strict=True)

@@ -1,1 +1,1 @@
-"""Sweeps: our Hydra sweeper over Optuna, what its jobs know of it, and what it leaves to read."""
+"""Sweeps: our Hydra sweeper over Optuna, what its jobs know of it, and the files that it writes."""

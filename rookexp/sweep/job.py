@@ -1,4 +1,4 @@
-"""What a job knows of the sweep that it belongs to: the note in its folder, and whether it is worth going on."""
+"""What a job knows of the sweep that it belongs to: the note in its folder, and whether the pruner lets it go on."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GROWS = (
 
 @contextmanager
 def at_work(folder: Path) -> Iterator[Trial | None]:
-    """The trial that this run folder is a job of, which nobody else runs meanwhile; None outside a sweep of ours.
+    """Yields the trial that this run folder is a job of, locked against other processes; None outside a sweep of ours.
 
     Raises: ConfigError where another process is at work in the folder of a run that is no job.
     """
@@ -45,7 +45,7 @@ def at_work(folder: Path) -> Iterator[Trial | None]:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Inside, no other process on this machine is at work in a run folder; a system without such locks does not look.
+    """Inside, no other process on this machine is at work in a run folder; unchecked where a system has no such locks.
 
     Raises: ConfigError where one is.
     """
@@ -76,9 +76,10 @@ def lock_of(folder: Path) -> Path:
 
 
 class Trial:
-    """A job's side of a trial: it reports, and asks the sweep's pruner. Without a pruner it does nothing.
+    """A job's side of a trial: it reports values, and asks the sweep's pruner. Without a pruner it does nothing.
 
-    A study counts the steps of all seeds of a point in one row, so that a pruner compares equal seeds at equal steps.
+    A study numbers the steps of all seeds of a point in one sequence, so that a pruner compares equal seeds at equal
+    steps.
     """
 
     def __init__(self, note: Mapping[str, Any], folder: Path) -> None:
@@ -98,7 +99,7 @@ class Trial:
     def watching(
         self, evaluate: Callable[[int], dict[str, float]], steps: int, end: Callable[[RunPruned], None]
     ) -> Callable[[int], dict[str, float]]:
-        """The evaluation that also reports the greedy reward, and calls `end` when that is not worth going on with."""
+        """The evaluation; if a pruner looks at steps, also reports the greedy reward and calls `end` when pruned."""
 
         def watched(step: int) -> dict[str, float]:
             metrics = evaluate(step)
@@ -126,9 +127,9 @@ class Trial:
         return bool(self.note["place"] + 1 == self.note.get("seeds"))
 
     def report(self, place: int, value: float, after: str, since: int = 0, *, spared: bool = False) -> str | None:
-        """Tells a value; why the point is to be given up for this one and those `since` a place, or None.
+        """Reports a value at a place in the sequence; returns why the pruner gives the point up for it, or None.
 
-        `spared`: the value counts for other points alone.
+        Values at places before `since` do not count. `spared`: the value is for the comparison of other points alone.
         """
         if not math.isfinite(value):
             return None  # nothing can be compared with it; a run that diverges says so itself

@@ -1,7 +1,7 @@
-"""Who is at work on a sweep: locks that the system gives back however a process ends, and a sign of life for others.
+"""Which processes work on a sweep: file locks, which the system releases however a process ends, and a heartbeat.
 
-On one machine a lock of the file system says whether a process lives, so that no clock and no reused process number
-can deceive. Between machines that need not hold; there a file's time stamp does, by the file server's clock.
+On one machine a file lock says whether a process lives, so that neither a clock nor a reused process number can
+deceive. Between machines locks may not work; there a file's time stamp says so, by the file server's clock.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ GATE = "gate"
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Inside, no other process is inside with the same path; waits for it."""
+    """Holds the lock of a file, which one process at a time can hold; waits for it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
@@ -80,7 +80,7 @@ class Worker:
         os.close(self._handle)
 
     def gate(self) -> AbstractContextManager[None]:
-        """A lock that one process of the sweep has at a time."""
+        """The lock that one process of the sweep can hold at a time."""
         return locked(self.folder / GATE)
 
     def alive(self, name: str) -> bool:
@@ -89,18 +89,18 @@ class Worker:
         if name.rsplit(".", 2)[0] == socket.gethostname():
             return held(path)
         try:
-            os.utime(self._path)  # by the clock that the other's stamp is of
+            os.utime(self._path)  # so that both stamps are of the file server's clock
             return self._path.stat().st_mtime - path.stat().st_mtime < SILENT_S
         except FileNotFoundError:
             return False
 
     def others(self) -> list[str]:
-        """The processes, this one apart, that are at work on the sweep."""
+        """The names of the other processes that are at work on the sweep."""
         names = (path.name for path in self.folder.iterdir() if path.name != GATE and path.suffix)
         return [name for name in names if name != self.name and self.alive(name)]
 
     def bury(self, name: str) -> None:
-        """Removes what a dead process has left."""
+        """Removes the file that a dead process has left."""
         (self.folder / name).unlink(missing_ok=True)
 
     def _beat(self) -> None:

@@ -1,4 +1,4 @@
-"""What came of a job, read from its folder: finished, pruned or failed and why, and its figures; and of a point."""
+"""How a job ended, read from its folder: finished, pruned or failed and why, with its figures; and how a point did."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rookexp.sweep.study import Plan
 
 FINISHED, PRUNED, FAILED, DIVERGED, INTERRUPTED = "finished", "pruned", "failed", "diverged", "interrupted"
-ENDED = (FINISHED, PRUNED, FAILED, DIVERGED)  # anything else can go on
+ENDED = (FINISHED, PRUNED, FAILED, DIVERGED)  # a job with any other status can be resumed
 
 ERROR = "error.txt"  # the traceback of a mistake in the program
 
@@ -38,7 +38,7 @@ class Outcome:
 
 
 def read(folder: Path) -> Outcome:
-    """The job in a run folder, which may not exist yet.
+    """The outcome of the job in a run folder, which may not exist yet.
 
     Raises: DataError for damaged files.
     """
@@ -49,14 +49,14 @@ def read(folder: Path) -> Outcome:
 
 
 def fail(folder: Path, reason: str) -> None:
-    """Notes why a job failed, where the job itself could not."""
+    """Records that a job failed and why, where the job itself could not."""
     folder.mkdir(parents=True, exist_ok=True)
     known = {**track.read_summary(folder), "status": FAILED, "reason": reason}
     write_atomic(folder / track.SUMMARY, json.dumps(known, indent=2) + "\n")
 
 
 def revive(folder: Path) -> None:
-    """Lets a failed job count as one that was interrupted, so that it is run again."""
+    """Marks a failed job as interrupted, so that it is run again."""
     (folder / ERROR).unlink(missing_ok=True)
     if (known := track.read_summary(folder)).get("status") == FAILED:
         write_atomic(folder / track.SUMMARY, json.dumps({**known, "status": INTERRUPTED}, indent=2) + "\n")
@@ -72,12 +72,12 @@ def figure(rows: Sequence[Mapping[str, Any]], name: str) -> float:
 
 
 def is_known(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
-    """Whether it is the name of a figure or of a metric that was logged, be it without a finite value."""
+    """Whether `name` is that of a figure, or of a metric that was logged, even if never with a finite value."""
     return name in measures.FIGURES or name == "steps" or any(name in row for row in rows)
 
 
 def note_failure(folder: Path, result: JobReturn) -> None:
-    """Writes into a job's folder why it failed, unless the job has done so; with the traceback, if it is a bug."""
+    """Records in a job's folder why it failed, unless the job has done so; with the traceback, if it is a bug."""
     found = read(folder)
     if result.status == JobStatus.COMPLETED:
         if found.status not in ENDED and (folder / run_info.CONFIG).is_file():
@@ -86,20 +86,20 @@ def note_failure(folder: Path, result: JobReturn) -> None:
     error = result._return_value
     if not isinstance(error, RookexpError):
         text = "".join(traceback.format_exception(error))
-        folder.mkdir(parents=True, exist_ok=True)  # which may be why it failed
+        folder.mkdir(parents=True, exist_ok=True)  # that it is missing may be why the job failed
         write_atomic(folder / ERROR, text)
     if found.status not in ENDED or not (found.reason or found.status == FINISHED):
         fail(folder, reason_of(error))
 
 
 def figures(found: Outcome, plan: Plan) -> dict[str, float]:
-    """A run's figures, those that the sweep asks for among them, where they are finite."""
+    """A run's finite figures, those that the sweep asks for among them."""
     values = runs.figures(found.rows) | {name: figure(found.rows, name) for name in plan.settings.figures}
     return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
 def judged(found: Mapping[int, Outcome], pruned: str | None) -> tuple[TrialState, str]:
-    """What the jobs of a point make of it, and why it is not complete."""
+    """A point's state by its jobs' outcomes, and why it is not complete; `pruned`: why it was given up, if it was."""
     if pruned is not None:
         return TrialState.PRUNED, pruned
     for seed, one in found.items():
@@ -110,7 +110,7 @@ def judged(found: Mapping[int, Outcome], pruned: str | None) -> tuple[TrialState
 
 
 def excess(plan: Plan, spread: Mapping[str, float]) -> dict[str, float]:
-    """By how much each constraint is broken."""
+    """By how much each constraint is exceeded; 0 or less where it is kept."""
     return {
         f"{name} {relation} {bound:g}": spread[name] - bound if relation == "<=" else bound - spread[name]
         for name, relation, bound in plan.settings.bounds

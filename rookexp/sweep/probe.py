@@ -1,4 +1,4 @@
-"""Whether the values that a sweep is going to try make configurations at all, found out before the first job runs."""
+"""Checks before a sweep's first job that each value it is going to try is part of some valid configuration."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ from rookexp.config import across, composing, door, recipes
 from rookexp.errors import ConfigError
 from rookexp.sweep.space import Listed, Point, Scalar, Space
 
-MOST = 20  # points that a value is tried in, and that are tried where none is right
+MOST = 20  # points tried for a value, and points tried in all while none is valid
 
 
 def settled(overrides: Sequence[str], config: DictConfig) -> list[str]:
-    """What a job of the sweep that `config` is composes; an option beside a recipe stands as its file has it."""
+    """The overrides that a job of the sweep composes, such that an option beside a recipe stands as in its file."""
     places = composing.searchpath(OmegaConf.select(config, "hydra.overrides.hydra") or ())
     try:
         return [*recipes.taken_out(overrides, str(config.hydra.job.config_name), places), *overrides]
     except (HydraException, OmegaConfBaseException):
-        return [*overrides]  # composing them will fail of it, and say so
+        return [*overrides]  # composing them will raise and report the same
 
 
 def refuse_wrong_values(space: Space, config: DictConfig, context: HydraContext, check: door.Check | None) -> None:
-    """Refuses a space with a value that no point makes a configuration of, as one that is misspelt.
+    """Refuses a space with a value that makes no point a valid configuration, such as a misspelt one.
 
-    Points may still fail, where values do not go together. Of an interval its ends are tried. `check`: what the task
-    refuses a configuration by. What varies and can act in none of the points tried is said.
-    Raises: what the value raised in the first point with it.
+    Points may still fail, where values do not go together. Of an interval its ends are tried. `check` raises for a
+    configuration that the task would refuse. A parameter that has no effect in any point tried is printed.
+    Raises: what the value raises in an otherwise valid point, or, where there is none, raised in the first point with
+    it.
     """
 
     varied = [f"{param.key}={param.declared}" for param in space.params]
@@ -75,7 +76,7 @@ def refuse_wrong_values(space: Space, config: DictConfig, context: HydraContext,
 def candidates(
     lists: Mapping[str, Sequence[Scalar]], left: Mapping[tuple[str, Scalar], None]
 ) -> Iterator[dict[str, Scalar]]:
-    """Points with values that are `left`, which shrinks meanwhile: as few as have each once, then more with each."""
+    """Yields as few points as have each value once, then more with each value in `left`, which the caller shrinks."""
     for i in range(max(map(len, lists.values()))):
         yield {key: values[i % len(values)] for key, values in lists.items()}
     for key, value in list(left):

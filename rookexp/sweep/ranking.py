@@ -29,24 +29,24 @@ Figures = Mapping[str, Mapping[str, float]]  # seed -> figure -> value
 
 @dataclass(frozen=True)
 class Standing:
-    """The trials that stand for a point each, as they are now."""
+    """The sweep's trials, one for each point, in their present state."""
 
     plan: Plan
     trials: Sequence[FrozenTrial]
 
     @property
     def complete(self) -> list[FrozenTrial]:
-        """Those whose jobs all finished."""
+        """The trials whose jobs all finished."""
         return [trial for trial in self.trials if trial.state == TrialState.COMPLETE]
 
     @cached_property
     def ranked(self) -> list[FrozenTrial]:
-        """The complete ones: those that keep the constraints first, then by the first objective, best first."""
+        """The complete trials: those that keep the constraints first, then by the first objective, best first."""
         return sorted(self.complete, key=lambda trial: (not feasible(trial), self.costs(trial)[0]))
 
     @property
     def best(self) -> list[FrozenTrial]:
-        """The best one; with several objectives all that no other is better than in one and as good in the others."""
+        """The best trial that keeps the constraints, in a list; with several objectives all that no other dominates."""
         candidates = [(trial, self.costs(trial)) for trial in self.ranked if feasible(trial)]
         if len(self.plan.settings.objectives) == 1:
             return [trial for trial, _ in candidates[:1]]
@@ -57,17 +57,17 @@ class Standing:
         ]
 
     def costs(self, trial: FrozenTrial) -> list[float]:
-        """A complete trial's objectives, less of each the better."""
+        """A complete trial's objectives, with signs such that less is better."""
         return [sign * value for sign, value in zip(self.plan.settings.signs, trial.values, strict=True)]
 
     @property
     def baseline(self) -> FrozenTrial | None:
-        """The one that others are compared with: the named one, else the first; None until it is complete."""
+        """The complete trial that others are compared with: the one named, else the first; None while there is none."""
         named = self.plan.space.part(self.plan.settings.baseline or {}, "baseline").items()
         return next((t for t in self.complete if named <= self.plan.space.snapped(t.params).items()), None)
 
     def beside(self, trial: FrozenTrial, base: FrozenTrial, comparisons: int) -> str:
-        """The paired difference of the first objective to the baseline, and what it is worth."""
+        """The paired difference of the first objective from the baseline's, in words; or why they are not compared."""
         if reason := self.unlike(trial, base):
             return f"not compared: {reason}"
         (name, direction), *_ = self.plan.settings.objectives.items()
@@ -105,7 +105,7 @@ class Standing:
 
     @cached_property
     def points(self) -> dict[int, Point]:
-        """The runs of each complete trial; those are not in it of which a run was deleted: their figures count."""
+        """Trial number -> its runs; without complete trials of which a run was deleted: their figures still count."""
         found = {}
         for trial in self.complete:
             try:
@@ -118,8 +118,8 @@ class Standing:
     def importance(self) -> dict[str, float]:
         """How much each parameter matters to the first objective, largest first; {} where that cannot be said.
 
-        Of lists: the share of the variance between points that the parameter explains by itself (main effects; in a
-        whole grid they and the interactions add up to 1). Else Optuna's PED-ANOVA.
+        Where all parameters are listed: the share of the variance between points that the parameter explains by itself
+        (main effects; in a whole grid they and the interactions add up to 1). Else Optuna's PED-ANOVA.
         """
         values = [trial.values[0] for trial in self.complete]
         if len(values) < 3 or max(values) == min(values):
@@ -147,7 +147,7 @@ class Standing:
     def by_chance(self) -> dict[str, float]:
         """The importance that a parameter would have on average if it had no effect; {} where that is not known.
 
-        With L of its values among N points it is (L - 1) / (N - 1), for so many degrees of freedom are its own.
+        With L of its values among N points it is (L - 1) / (N - 1), its share of the degrees of freedom.
         """
         if not all(isinstance(param, Listed) for param in self.plan.space.params):
             return {}

@@ -27,7 +27,7 @@ WORDS = {TrialState.COMPLETE: "done", TrialState.PRUNED: "pruned", TrialState.FA
 
 
 def write(plan: Plan, book: Book) -> None:
-    """Brings trials.csv, optimization_results.yaml and sweep.html up to date; each is whole at any time."""
+    """Brings trials.csv, optimization_results.yaml and sweep.html up to date; each is replaced as a whole."""
     now = Standing(plan, book.trials())
     write_atomic(plan.folder / TABLE, csv_of([row(plan, trial) for trial in now.trials], nan="nan"))
     write_atomic(plan.folder / BEST, yaml.safe_dump(plain(summary(now)), sort_keys=False))
@@ -62,7 +62,7 @@ def row(plan: Plan, trial: FrozenTrial) -> dict[str, Any]:
 
 
 def summary(now: Standing) -> dict[str, Any]:
-    """optimization_results.yaml: the official sweeper's keys and, behind them, where to look."""
+    """The content of optimization_results.yaml: the keys of Optuna's official sweeper, then where the best runs are."""
     plan = now.plan
     top = [] if now.apart else now.best
     states = [trial.state for trial in now.trials]
@@ -81,7 +81,7 @@ def summary(now: Standing) -> dict[str, Any]:
 
 
 def line(plan: Plan, trial: FrozenTrial) -> str:
-    """What is said when a trial has ended."""
+    """The line that is printed when a trial has ended."""
     point = " ".join(plan.space.overrides(trial.params))
     said = trial.user_attrs.get(study.REASON) or ", ".join(
         f"{name} {wording.interval(spread(trial.user_attrs[study.FIGURES], name))}" for name in plan.settings.objectives
@@ -113,7 +113,7 @@ def table(now: Standing) -> tuple[list[str], list[list[str]]]:
 
 
 def short(key: str, keys: Sequence[str]) -> str:
-    """A key's last part, where no other one ends so."""
+    """A key's last part where it is unique among `keys`, else the whole key."""
     last = key.rpartition(".")[2]
     return last if [other.rpartition(".")[2] for other in keys].count(last) == 1 else key
 
@@ -153,7 +153,7 @@ def closing(now: Standing) -> list[str]:
             "new seeds before you believe its number"
         )
     shares = now.importance()
-    if len(shares) > 1:  # of a lone one it would be all
+    if len(shares) > 1:  # of a lone parameter it would be all
         chance = {key: f" (by chance {100 * share:.0f} %)" for key, share in now.by_chance().items()}
         found = (f"{key} {100 * share:.0f} %{chance.get(key, '')}" for key, share in shares.items())
         lines.append(f"importance: {', '.join(found)}")

@@ -28,7 +28,7 @@ Direction = Literal["maximize", "minimize"]
 class Settings:
     """How points are chosen, run and compared."""
 
-    study_name: Annotated[str, MinLen(1)]  # of the folder in multirun/, too
+    study_name: Annotated[str, MinLen(1)]  # also the name of the folder in multirun/
     storage: str | None  # a database; None = a journal file in the sweep's folder
     n_trials: Annotated[int, Ge(1)] | None  # points in all; None = the whole grid
     n_jobs: Annotated[int, Ge(1)]  # jobs that the launcher gets at a time
@@ -42,13 +42,13 @@ class Settings:
     sampler: dict[str, Any]
     new_seed: bool  # whether the sampler's seed is another one for each trial
     pruner: dict[str, Any]
-    prune_on: Literal["step", "seed"]  # what a pruner sees a value of
+    prune_on: Literal["step", "seed"]  # whether a pruner gets a value after each evaluation or each seed's run
 
     @property
     def objectives(self) -> dict[str, Direction]:
         """Figure -> direction.
 
-        Raises: ConfigError for as many names as directions that there are not.
+        Raises: ConfigError where there are not as many directions as names.
         """
         names = [self.objective] if isinstance(self.objective, str) else self.objective
         directions = [self.direction] * len(names) if isinstance(self.direction, str) else self.direction
@@ -65,7 +65,7 @@ class Settings:
     def bounds(self) -> list[tuple[str, Literal["<=", ">="], float]]:
         """The constraints as figure, relation and number.
 
-        Raises: ConfigError for a text that is none.
+        Raises: ConfigError for a text that is no constraint.
         """
         found = []
         for text in self.constraints:
@@ -80,7 +80,7 @@ class Settings:
 
     @property
     def figures(self) -> list[str]:
-        """What the objectives and the constraints are about; one may come twice."""
+        """The figures of the objectives and of the constraints; one may come twice."""
         return [*self.objectives, *(name for name, _, _ in self.bounds)]
 
     @property
@@ -89,9 +89,9 @@ class Settings:
         return not str(self.pruner.get("_target_", "")).endswith(".NopPruner")
 
     def seeds_of(self, typed: int | None) -> list[int]:
-        """The seeds of every point; `typed` is what the command line says of the run's own key.
+        """The seeds of every point; `typed`: the command line's own `seed=`, None where there is none.
 
-        Raises: ConfigError when both say something.
+        Raises: ConfigError when both it and `seeds` are given, and for a seed that comes twice.
         """
         if typed is not None and self.seeds != 1:
             raise check.refusal(
@@ -105,18 +105,18 @@ class Settings:
     def make_sampler(self, count: int) -> Any:
         """Optuna's sampler for the trial after `count` others.
 
-        Raises: ConfigError where it is not there or would not take its keys.
+        Raises: ConfigError where it cannot be imported or would not take its keys.
         """
         node = self.sampler
         if self.new_seed and isinstance(node.get("seed"), int):
-            # Else a sweep that goes on, or a second process, would draw the points again that there are.
+            # Else a resumed sweep, or a second process, would draw the known points again.
             node = {**node, "seed": node["seed"] + count}
         return make(node, f"{PREFIX}.sampler")
 
     def make_pruner(self) -> Any:
         """Optuna's pruner.
 
-        Raises: as above.
+        Raises: ConfigError as `make_sampler` does.
         """
         return make(self.pruner, f"{PREFIX}.pruner")
 
@@ -134,7 +134,7 @@ def settings(values: Mapping[str, Any]) -> Settings:
     if found.prunes and len(found.objectives) > 1:
         names = ", ".join(found.objectives)
         raise ConfigError(f"pruner: one objective can be pruned on, not {names}; type pruner=none")
-    assert found.bounds is not None  # which is checked by being read
+    assert found.bounds is not None  # reading them checks them
     for part in (found.sampler, found.pruner):
         if not str(part.get("_target_", "")).startswith((OPTUNA, "rookexp.")):
             raise check.refusal(f"{PREFIX}: _target_", part.get("_target_"), "allowed: a class of optuna's")
@@ -142,17 +142,17 @@ def settings(values: Mapping[str, Any]) -> Settings:
 
 
 def make(node: Mapping[str, Any], path: str) -> Any:
-    """What a node of Optuna's builds.
+    """Builds what a node of Optuna's names.
 
-    Raises: ConfigError also where a package that it needs is missing.
+    Raises: ConfigError, also where a package that it needs is missing.
     """
     name = str(node["_target_"]).rpartition(".")[2]
     try:
         check.check_node(node, path)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ExperimentalWarning)  # of much that has been there for years
+            warnings.simplefilter("ignore", ExperimentalWarning)  # Optuna gives it for much that is years old
             return nodes.make(node)
     except ImportError as error:
         raise ConfigError(f"{path}: {name} needs a package that is not here; type {EXTRA}") from error
-    except (TypeError, ValueError) as error:  # Optuna's own word on a value; its annotations cannot be read
+    except (TypeError, ValueError) as error:  # Optuna refuses a value itself; its annotations cannot be read
         raise ConfigError(f"{path}: {name} does not take {dict(node)}: {' '.join(str(error).split())}") from error

@@ -35,13 +35,13 @@ LOG = "log"
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A parameter with a list of values: of `choice`, of commas, of `glob`, or of `range`, whose stop is left out."""
+    """A parameter with a list of values: from `choice`, a comma list, `glob`, or `range`, whose stop is left out."""
 
     key: str
     declared: str  # as typed, behind the =
     values: tuple[Scalar, ...]  # in declared order
     texts: tuple[str, ...]  # the values as Hydra reads them
-    step: float | int | None = None  # of a range, whose values have a size and not only a name
+    step: float | int | None = None  # of a range, whose values are numbers and not only categories
     log: bool = False
 
     @property
@@ -50,7 +50,7 @@ class Listed:
         return self.values[0], self.values[-1]
 
     def text(self, value: Scalar) -> str:
-        """The value as an override has it."""
+        """The value as an override spells it."""
         return self.texts[self._index(value)]
 
     def snapped(self, value: Scalar) -> Scalar:
@@ -62,7 +62,7 @@ class Listed:
         return any(_same(own, value) for own in self.values)
 
     def distribution(self) -> BaseDistribution:
-        """The parameter as Optuna has it."""
+        """The parameter as an Optuna distribution."""
         from optuna import distributions
 
         if self.step is None:
@@ -94,16 +94,16 @@ class Interval:
 
     @property
     def values(self) -> tuple[Scalar, ...]:
-        """The whole numbers, where it is one of those; () where nobody can count them."""
+        """All values of an interval of whole numbers; () for one of real numbers, which cannot be counted."""
         whole = isinstance(self.low, int) and isinstance(self.high, int)
         return tuple(range(int(self.low), int(self.high) + 1)) if whole else ()
 
     def text(self, value: Scalar) -> str:
-        """The value as an override has it."""
+        """The value as an override spells it."""
         return repr(value)
 
     def snapped(self, value: Scalar) -> Scalar:
-        """The value."""
+        """The value, unchanged."""
         return value
 
     def holds(self, value: Scalar) -> bool:
@@ -111,7 +111,7 @@ class Interval:
         return isinstance(value, int | float) and self.low <= value <= self.high
 
     def distribution(self) -> BaseDistribution:
-        """The parameter as Optuna has it."""
+        """The parameter as an Optuna distribution."""
         from optuna import distributions
 
         if isinstance(self.low, int) and isinstance(self.high, int):
@@ -145,9 +145,9 @@ class Space:
             yield dict(zip(self.declared, values, strict=True))
 
     def grid(self) -> list[dict[str, Scalar]]:
-        """Every point of lists.
+        """Every point, where all parameters are listed.
 
-        Raises: ConfigError for a parameter without one.
+        Raises: ConfigError for one that is an interval.
         """
         for param in self.params:
             if isinstance(param, Interval):
@@ -156,11 +156,11 @@ class Space:
         return list(self.points())
 
     def overrides(self, point: Point) -> list[str]:
-        """The point as it is typed."""
+        """The point as overrides."""
         return [f"{param.key}={param.text(point[param.key])}" for param in self.params]
 
     def job(self, point: Point) -> list[str]:
-        """The overrides of a job: what every one has, and the point."""
+        """The overrides of a job: those that every job has, then the point's."""
         return [*self.fixed, *self.overrides(point)]
 
     def snapped(self, point: Point) -> dict[str, Scalar]:
@@ -168,11 +168,11 @@ class Space:
         return {param.key: param.snapped(point[param.key]) for param in self.params}
 
     def outside(self, point: Point) -> list[str]:
-        """`key=value` of what a point has that is not in this space."""
+        """`key=value` for each value of a point that is not in this space."""
         return [f"{p.key}={check.spell(point[p.key])}" for p in self.params if not p.holds(point[p.key])]
 
     def part(self, typed: Mapping[str, Any], path: str) -> dict[str, Scalar]:
-        """What is typed as {key: value} for `path`, with the values as they are listed.
+        """The mapping {key: value} that was typed for the key `path`, with each value as the space lists it.
 
         Raises: ConfigError for a key that does not vary, and for a value that no point has.
         """
@@ -189,12 +189,12 @@ class Space:
         return found
 
     def distributions(self) -> dict[str, BaseDistribution]:
-        """The space as Optuna has it."""
+        """The space as Optuna distributions, by key."""
         return {param.key: param.distribution() for param in self.params}
 
 
 def parse(texts: Sequence[str], loader: ConfigLoader | None) -> Space:
-    """The space of overrides such as `lr=1e-5,2e-5`; where a key stands twice, the later value at the earlier place.
+    """The space of overrides such as `lr=1e-5,2e-5`; of a key that comes twice, the later value at the earlier place.
 
     Raises: ConfigError for a sweep without a value, and for what has no meaning here; HydraException for bad grammar.
     """
@@ -241,7 +241,7 @@ def param_of(override: Override) -> Param:
 
 
 def range_values(sweep: RangeSweep) -> tuple[list[int] | list[float], int | float]:
-    """The values of a range, in decimal arithmetic: three tenths are three, and the stop is left out; and its step.
+    """The values of a range, without its stop, and its step; in decimal arithmetic: range(0, 0.3, 0.1) has 3 values.
 
     Raises: ConfigError for a step of 0.
     """
@@ -258,7 +258,7 @@ def range_values(sweep: RangeSweep) -> tuple[list[int] | list[float], int | floa
 
 
 def mixed(values: list[Any], shuffle: bool) -> list[Any]:
-    """The values as they are, or in an order that looks like none and is the same every time, so that sweeps go on."""
+    """The values as they are, or shuffled with a fixed seed, so that a resumed sweep has the same order."""
     return random.Random(0).sample(values, len(values)) if shuffle else values
 
 

@@ -21,7 +21,7 @@ SQLITE = "sqlite:///"
 
 
 class Lock:
-    """A journal's lock that a killed process does not leave behind; it also mends the line that one was writing."""
+    """A journal's lock that a killed process does not leave held; taking it also cuts off a half-written last line."""
 
     def __init__(self, journal: Path) -> None:
         self.journal = journal
@@ -43,14 +43,14 @@ class Lock:
 
 
 def storage_of(url: str | None, folder: Path) -> BaseStorage:
-    """The storage of a sweep: a database by its URL, which may name the environment, or the journal in its folder.
+    """The storage of a sweep: a database by its URL, which may name environment variables, or its folder's journal.
 
     Raises: ConfigError for a database that cannot be opened; the URL, which may hold a password, is not repeated.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     if url is None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ExperimentalWarning)  # it is none since Optuna 4
+            warnings.simplefilter("ignore", ExperimentalWarning)  # stable since Optuna 4
             return JournalStorage(JournalFileBackend(str(folder / JOURNAL), lock_obj=Lock(folder / JOURNAL)))
     try:
         return RDBStorage(str(OmegaConf.create({"url": placed(url, folder)}).url))
@@ -63,7 +63,7 @@ def storage_of(url: str | None, folder: Path) -> BaseStorage:
 
 
 def placed(url: str, folder: Path) -> str:
-    """The URL with a file of SQLite, unless its path is absolute, in the sweep's folder."""
+    """The URL, in which a file of SQLite with a relative path is placed in the sweep's folder."""
     if url.startswith(SQLITE) and not url.startswith(SQLITE + "/"):
         return SQLITE + str((folder / url.removeprefix(SQLITE)).resolve())
     return url

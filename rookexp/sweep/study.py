@@ -29,12 +29,12 @@ CONFIG = "multirun.yaml"
 OWNER, REASON, FIGURES, EXCESS, SAME_AS, VOID = "owner", "reason", "figures", "excess", "same_as", "void"
 FREE = (*runs.RUN_ONLY, "hardware", "seed")  # keys of a run's config that may differ between two starts of a sweep
 ANOTHER_NAME = "type another name, as in sweep.study_name=NAME"
-TWICE = 10  # draws of known points in a row after which the first unknown one is taken
+TWICE = 10  # draws of known points in a row after which the first unknown point is taken
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a sweep is; equal in all processes that work on it."""
+    """The definition of a sweep; equal in all processes that work on it."""
 
     settings: Settings
     space: Space
@@ -52,7 +52,7 @@ class Plan:
         return self.folder / str(number)
 
     def note(self, study: str) -> dict[str, Any]:
-        """sweep.json."""
+        """The content of sweep.json; `study`: the study's name."""
         return {
             "name": self.settings.study_name,
             "objectives": [{"name": n, "direction": d} for n, d in self.settings.objectives.items()],
@@ -65,7 +65,7 @@ class Plan:
 
 
 class Book:
-    """The study and who works on what. A trial is running while its owner lives; then anybody may take it over."""
+    """The study, and which process works on what. Once a running trial's owner has died, any other may take it over."""
 
     def __init__(self, plan: Plan, worker: Worker, storage: BaseStorage, name: str) -> None:
         self.plan = plan
@@ -78,13 +78,14 @@ class Book:
     def trials(self) -> list[FrozenTrial]:
         """Every trial that stands for a point of its own, in order; waiting ones too.
 
-        None is a trial whose process died, or was stopped, while its point was being chosen.
+        Left out are draws of a point that another trial has, and trials whose process died, or was stopped, while their
+        point was being chosen.
         """
         own = [t for t in self.study.get_trials(deepcopy=False) if not {VOID, SAME_AS} & t.user_attrs.keys()]
         return [trial for trial in own if whole(self.space, point_of(trial))]
 
     def claim(self) -> FrozenTrial | None:
-        """A point that is this process's from now on, one that a dead process left first; None when none is left."""
+        """Claims a point for this process, first one that a dead process has left; None when none is left."""
         with self.worker.gate():
             trials = self.study.get_trials(deepcopy=False)
             for trial in trials:
@@ -95,19 +96,19 @@ class Book:
             return self._own(new) if (new := self._next()) is not None else None
 
     def set(self, trial: FrozenTrial, key: str, value: Any) -> None:
-        """Notes something with a trial that runs."""
+        """Sets an attribute of a running trial."""
         self.storage.set_trial_user_attr(trial._trial_id, key, value)
 
     def fresh(self, trial: FrozenTrial) -> FrozenTrial:
-        """The trial as it is now."""
+        """The trial as the storage has it at this moment."""
         return self.storage.get_trial(trial._trial_id)
 
     def tell(self, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
-        """Ends a trial."""
+        """Ends a trial, with the values of its objectives where it is complete."""
         self.study.tell(trial.number, values=values, state=state)
 
     def constrain(self, trial: FrozenTrial, excess: Mapping[str, float]) -> None:
-        """Notes by how much each constraint is broken; 0 and below is kept."""
+        """Records by how much each constraint is exceeded; 0 or less means that it is kept."""
         self.set(trial, EXCESS, dict(excess))
         if hasattr(optuna.trial.Trial, "set_constraint"):  # from Optuna 5 on; before, samplers read no constraint here
             live = optuna.trial.Trial(self.study, trial._trial_id)
@@ -115,20 +116,20 @@ class Book:
                 live.set_constraint(name, value)
 
     def elsewhere(self) -> list[FrozenTrial]:
-        """Trials that other living processes work on."""
+        """Running trials that other processes own, alive or dead."""
         own = self.worker.name
         return [t for t in self.trials() if t.state == TrialState.RUNNING and t.user_attrs.get(OWNER) != own]
 
     def orphaned(self) -> dict[int, list[Path]]:
-        """The trials of dead processes whose jobs still run, as those of joblib's workers do: number -> held locks."""
+        """Trial number -> held locks, of trials whose owner died while their jobs still run, as joblib's workers do."""
         held = {t.number: list(filter(liveness.held, self._locks(t))) for t in self.elsewhere() if self._ownerless(t)}
         return {number: locks for number, locks in held.items() if locks}
 
     def to_try_again(self) -> list[int]:
-        """The numbers of failed trials whose jobs raised or could not begin: what was wrong may be mended by now.
+        """The numbers of failed trials whose jobs raised or could not start: the cause may have been mended.
 
-        A trial stays failed of which a run has diverged, or of which all runs finished without the figure wanted.
-        None while other processes are at work on the sweep, or jobs that have outlived theirs.
+        A trial stays failed if one of its runs has diverged, or if all have finished without the figure wanted. []
+        while other processes work on the sweep, or jobs that have outlived theirs.
         """
         failed = [trial for trial in self.trials() if trial.state == TrialState.FAIL]
         if not failed or self.worker.others() or self.orphaned():
@@ -144,14 +145,14 @@ class Book:
         ]
 
     def _left(self, trial: FrozenTrial) -> bool:
-        """Whether nobody works on a running trial: neither who claimed it, nor a job that has outlived that one."""
+        """Whether nobody works on a running trial: neither its owner, nor a job that has outlived its owner."""
         return self._ownerless(trial) and not any(map(liveness.held, self._locks(trial)))
 
     def _ownerless(self, trial: FrozenTrial) -> bool:
         return not self.worker.alive(trial.user_attrs.get(OWNER, "nobody"))
 
     def _locks(self, trial: FrozenTrial) -> list[Path]:
-        """What the jobs of a trial hold while they run."""
+        """The files that the jobs of a trial hold a lock on while they run."""
         return [job.lock_of(self.plan.job_folder(number)) for number in self.plan.jobs(trial.number)]
 
     def _own(self, trial: FrozenTrial) -> FrozenTrial:
@@ -161,7 +162,7 @@ class Book:
         return self.fresh(trial)
 
     def _void(self, trial: FrozenTrial) -> None:
-        """Ends a trial whose process died between its number and its point; the point comes again."""
+        """Ends a trial whose process died before its point was chosen; a point fixed for it is enqueued again."""
         self.set(trial, VOID, True)
         self.set(trial, REASON, "ended while the point was being chosen")
         self.tell(trial, TrialState.FAIL, None)
@@ -169,7 +170,7 @@ class Book:
             self.study.enqueue_trial(point)
 
     def _next(self) -> FrozenTrial | None:
-        """A new point, or None: waiting ones in the order of the grid, then what the sampler says."""
+        """The trial of a new point: a waiting one in grid order, else the sampler's; None when none is wanted."""
         known = 0
         while True:
             trials = self.study.get_trials(deepcopy=False)
@@ -190,11 +191,11 @@ class Book:
             # The same point under the same seeds would be the same run again.
             known += 1
             self.set(trial, SAME_AS, same.number)
-            state = TrialState.FAIL if same.state == TrialState.RUNNING else same.state  # what will come is not known
+            state = TrialState.FAIL if same.state == TrialState.RUNNING else same.state  # its result is not known yet
             self.tell(trial, state, same.values if state == TrialState.COMPLETE else None)
 
     def _add_grid(self) -> None:
-        """Puts the points of the grid that are not in the study yet at its end."""
+        """Enqueues the points of the grid that are not in the study yet."""
         there = {key_of(self.space, trial) for trial in self.trials()}
         for point in self.space.grid():
             if tuple(point.values()) not in there:
@@ -202,13 +203,13 @@ class Book:
 
 
 def key_of(space: Space, trial: FrozenTrial) -> tuple[Scalar, ...]:
-    """A trial's point, comparable; () where it has none yet."""
+    """A trial's point as a tuple that can be compared; () where it has none yet."""
     point = point_of(trial)
     return tuple(space.snapped(point).values()) if whole(space, point) else ()
 
 
 def point_of(trial: FrozenTrial) -> dict[str, Scalar]:
-    """What is known of a trial's point: the values that it was to have, and those that it has taken."""
+    """What is known of a trial's point: the values that were fixed for it, and those that it has taken."""
     return {**trial.system_attrs.get("fixed_params", {}), **trial.params}
 
 
@@ -218,13 +219,13 @@ def whole(space: Space, point: Mapping[str, Scalar]) -> bool:
 
 
 def opened(plan: Plan, worker: Worker) -> Book:
-    """The study of a sweep's folder: new, or as it was left, when the plan is the same one or contains it.
+    """The study in a sweep's folder: new, or the one left there, when the plan is the same or contains its points.
 
     Raises: ConfigError saying what differs, or that the study's files are damaged.
     """
     try:
         return _opened(plan, worker)
-    except (ValueError, KeyError) as error:  # of JSON, of UTF-8, of a record that is not there
+    except (ValueError, KeyError) as error:  # from JSON, from UTF-8, or for a missing record
         raise ConfigError(
             f"{plan.folder}: {SWEEP} and {'the database' if plan.url else JOURNAL} do not make a study ({error}); "
             f"its runs are whole, and rookexp.compare reads them; to run the sweep anew {ANOTHER_NAME}"
@@ -258,7 +259,7 @@ def _opened(plan: Plan, worker: Worker) -> Book:
 
 
 def refuse_other(plan: Plan, before: Mapping[str, Any]) -> None:
-    """Refuses to go on with a sweep whose results could not be compared with new ones, saying what differs."""
+    """Raises: ConfigError saying what differs, for a sweep whose results could not be compared with new ones."""
     now = plan.note("")
     differs = [
         f"{key} was {before[key]}, now {now[key]}"
@@ -279,9 +280,9 @@ def refuse_other(plan: Plan, before: Mapping[str, Any]) -> None:
 
 
 def refuse_outside(plan: Plan, before: Mapping[str, Any], old: Book, again: Sequence[int]) -> None:
-    """Refuses a changed space that does not hold the points that were run, or while somebody works in the old one.
+    """Raises: ConfigError for a changed space that lacks a point that was run, or while a process works in the old one.
 
-    Those that are tried again need not be in it.
+    Points that are run `again` need not be in it.
     """
     changed = [
         f"{key} was {text}, now {plan.space.declared[key]}"
@@ -304,15 +305,16 @@ def refuse_outside(plan: Plan, before: Mapping[str, Any], old: Book, again: Sequ
 
 
 def moved(old: Book, directions: Sequence[str], again: Sequence[int]) -> str:
-    """The name of a study in the new space with the trials that the old one has begun, numbers and all.
+    """Copies the trials that the old study has begun, with their numbers, to one in the new space; returns its name.
 
-    Optuna fixes a parameter's values when it first sees them, and an end is for ever; the old study stays. The trials
-    to try `again` wait, or are void where the space has lost their point; their jobs count as interrupted.
+    Needed because Optuna fixes a parameter's values when it first sees them, and never reopens a trial. The old study
+    stays. The trials to try `again` wait, or are void where the space has lost their point; their jobs count as
+    interrupted.
     """
     base, _, revision = old.name.rpartition(" v")
     name = f"{base} v{int(revision) + 1}" if base and revision.isdigit() else f"{old.name} v2"
     if name in [summary.study_name for summary in optuna.get_all_study_summaries(old.storage)]:
-        optuna.delete_study(study_name=name, storage=old.storage)  # half moved when the process was killed
+        optuna.delete_study(study_name=name, storage=old.storage)  # half copied by a process that was killed
     study = optuna.create_study(storage=old.storage, study_name=name, directions=directions)
     distributions = old.space.distributions()
     trials = old.study.get_trials(deepcopy=False)
@@ -337,7 +339,7 @@ def moved(old: Book, directions: Sequence[str], again: Sequence[int]) -> str:
 
 
 def waiting(book: Book, trial: FrozenTrial) -> FrozenTrial:
-    """A trial as one that is still to be run, its jobs as they can go on; void without a point in the space."""
+    """A copy of a trial that is to be run again, its jobs marked resumable; void where the space lacks its point."""
     if book.space.outside(point_of(trial)):
         return create_trial(state=TrialState.FAIL, user_attrs={VOID: True, REASON: trial.user_attrs.get(REASON, "")})
     for number in book.plan.jobs(trial.number):

@@ -15,7 +15,7 @@ FIGURES = ("gain", "reward", "kl", "entropy", "seconds")
 
 
 def show(folder: Path) -> None:
-    """Shows the runs in a sweep's folder; nothing where there are none, as with a door that trains nothing."""
+    """Shows the runs in a sweep's folder; nothing where there are none, as for a command that trains nothing."""
     if found := [runs.read(run) for run in runs.find(folder)]:
         console = reader(None, PLAIN_WIDTH)
         console.print(plain_table(*table(found)), highlight=False)

@@ -31,15 +31,16 @@ from rookexp.sweep.study import Book, Plan
 
 STEPS = "steps"
 SUBDIR = "${hydra.job.num}"
-DEATHS = 3  # of a worker process in a job, after which the job is not tried again
-ENOUGH = 3  # points that must have ended before a rate means something
+DEATHS = 3  # of a job's worker process, after which the job is not tried again
+ENOUGH = 3  # points that must have ended before their failure rate counts
 Job = tuple[int, list[str]]  # its number and overrides
 
 
 def sweep(arguments: Sequence[str], config: DictConfig, context: HydraContext, task: TaskFunction) -> None:
     """Runs the sweep of a command line, or what is left of it.
 
-    Raises: ConfigError for what cannot be swept, or not in this folder; SweepFailed when too many points failed.
+    Raises: ConfigError for what cannot be swept, or not in this folder; SweepFailed when too many points failed;
+    VerdictFailed as `Sweep.require` does.
     """
     plan = planned(arguments, config, context, getattr(task, "check", None))
     with Worker(plan.folder) as worker:
@@ -48,10 +49,10 @@ def sweep(arguments: Sequence[str], config: DictConfig, context: HydraContext, t
 
 
 def planned(arguments: Sequence[str], config: DictConfig, context: HydraContext, refuse: door.Check | None) -> Plan:
-    """What a command line asks for, checked as far as it can be before anything runs.
+    """The plan that a command line asks for, checked as far as possible before anything runs.
 
     `refuse` raises for a configuration that the task would not take.
-    Raises: ConfigError; HydraException or OmegaConf's for a value that no point makes a configuration of.
+    Raises: ConfigError; HydraException or OmegaConfBaseException for a value with which no point composes.
     """
     own = settings(OmegaConf.to_container(config.hydra.sweeper, resolve=True))  # type: ignore[arg-type]
     texts = [f"{key}={value}" for key, value in own.params.items()]
@@ -79,7 +80,7 @@ def planned(arguments: Sequence[str], config: DictConfig, context: HydraContext,
         raise check.refusal(STEPS, steps, f"a pruner that looks after each step takes a point's seeds in a row, {why}")
     found.part(own.baseline or {}, f"{PREFIX}.baseline")
     if own.n_trials is None:
-        found.grid()  # which is refused where nobody can count its points
+        found.grid()  # raises where its points cannot be counted
     typed = found.fixed
     found = space.Space(found.params, tuple(text for text in typed if resume.key_of(text) != runs.SEED))
     own.make_sampler(0)
@@ -88,7 +89,7 @@ def planned(arguments: Sequence[str], config: DictConfig, context: HydraContext,
     base = context.config_loader.load_sweep_config(config, probe.settled(found.fixed, config))
     seed = seed_of(typed)
     if seed is None and own.seeds == 1:
-        seed = base[runs.SEED]  # as a file of one's own may have it
+        seed = base[runs.SEED]  # a user's own config file may set it
     return Plan(
         settings=own,
         space=found,
@@ -100,7 +101,7 @@ def planned(arguments: Sequence[str], config: DictConfig, context: HydraContext,
 
 
 def seed_of(overrides: Sequence[str]) -> int | None:
-    """The number of `seed=`; None where it is not typed."""
+    """The typed `seed=`; None where it is not typed. Raises: ConfigError where it is no integer >= 0."""
     texts = [text.partition("=")[2] for text in overrides if resume.key_of(text) == runs.SEED]
     if texts and not texts[-1].isdigit():
         raise ConfigError(f"{runs.SEED}={texts[-1]}: allowed: an integer >= 0")
@@ -108,7 +109,7 @@ def seed_of(overrides: Sequence[str]) -> int | None:
 
 
 class Sweep:
-    """The loop over points of one process; others may work on the same study."""
+    """One process's loop over points; other processes may work on the same study."""
 
     def __init__(self, plan: Plan, book: Book, config: DictConfig, context: HydraContext, task: TaskFunction) -> None:
         self.plan = plan
@@ -123,7 +124,7 @@ class Sweep:
     def run(self) -> None:
         """Works until no point is left, and shows the table.
 
-        Raises: SweepFailed, VerdictFailed; ConfigError where no run logs what is asked of it.
+        Raises: SweepFailed, VerdictFailed; ConfigError where no run logs a figure that the sweep asks for.
         """
         self.announce()
         try:
@@ -145,7 +146,7 @@ class Sweep:
         self.require()
 
     def awaited(self) -> bool:
-        """Waits for jobs that have outlived who launched them and would have told what came of them; whether any."""
+        """Waits for jobs that have outlived the process that launched them; returns whether there were any."""
         orphans = self.book.orphaned()
         if orphans:
             numbers = ", ".join(map(str, orphans))
@@ -157,11 +158,11 @@ class Sweep:
 
     @property
     def name(self) -> str:
-        """The sweep's."""
+        """The sweep's name."""
         return self.plan.settings.study_name
 
     def announce(self) -> None:
-        """Says what is going to be run and where."""
+        """Prints what is going to be run and where."""
         own, count = self.plan.settings, len(self.plan.seeds)
         points = own.n_trials or int(self.plan.space.size)
         states = [trial.state for trial in self.book.trials()]
@@ -172,7 +173,7 @@ class Sweep:
         self.write()
 
     def claims(self) -> Iterator[FrozenTrial]:
-        """As many points as make a batch of `n_jobs` jobs."""
+        """Claims as many points as make a batch of `n_jobs` jobs, and yields their trials."""
         for _ in range(math.ceil(self.plan.settings.n_jobs / len(self.plan.seeds))):
             trial = self.book.claim()
             if trial is None:
@@ -180,7 +181,7 @@ class Sweep:
             yield trial
 
     def work(self, batch: Sequence[FrozenTrial]) -> None:
-        """Runs the jobs of some points that have not ended, and tells what came of them."""
+        """Runs those jobs of some points that have not ended, and tells the study each point's result."""
         while todo := [job for trial in batch for job in self.todo(trial)]:
             for together in contiguous(todo):
                 self.launch(together)
@@ -190,7 +191,7 @@ class Sweep:
             self.judge(ENOUGH)
 
     def todo(self, trial: FrozenTrial) -> list[Job]:
-        """The jobs of a point that are still to be run; notes with each what it belongs to."""
+        """The jobs of a point that are still to be run; writes into the folder of each the note that `job` reads."""
         if job.PRUNED in self.book.fresh(trial).user_attrs:
             return []
         found = []
@@ -224,11 +225,14 @@ class Sweep:
         return found
 
     def launch(self, together: Sequence[Job]) -> None:
-        """Runs jobs of consecutive numbers; one that fails without a word gets one."""
+        """Runs jobs of consecutive numbers, and records the failure of one that has not recorded it.
+
+        Raises: SweepFailed where the disk is full.
+        """
         first = together[0][0]
         try:
             returns = self.launcher.launch([overrides for _, overrides in together], initial_job_idx=first)
-        except (HydraException, OmegaConfBaseException) as error:  # a point that makes no configuration
+        except (HydraException, OmegaConfBaseException) as error:  # a point that does not compose
             for number, overrides in together:
                 folder = self.plan.job_folder(number)
                 if len(together) == 1:
@@ -252,7 +256,7 @@ class Sweep:
                 self.deaths[number] += 1
 
     def complete(self) -> list[FrozenTrial]:
-        """The points whose runs all finished with what is asked of them."""
+        """The points whose runs all finished with every figure that the sweep asks for."""
         return [trial for trial in self.book.trials() if trial.state == TrialState.COMPLETE]
 
     def require(self) -> None:
@@ -266,10 +270,13 @@ class Sweep:
             raise VerdictFailed(f"sweep {self.name}: a verdict is FAIL, of {jobs} in {self.plan.folder}")
 
     def close(self, trial: FrozenTrial) -> None:
-        """Tells the study what came of a point, and a reader in a line."""
+        """Tells the study what came of a point, and prints it in one line.
+
+        Raises: ConfigError where no run logs a figure that the sweep asks for.
+        """
         numbers = self.plan.jobs(trial.number)
         found = {s: outcome.read(self.plan.job_folder(n)) for s, n in zip(self.plan.seeds, numbers, strict=True)}
-        ended = [seed for seed, one in found.items() if one.status == outcome.FINISHED]  # others broke off somewhere
+        ended = [seed for seed, one in found.items() if one.status == outcome.FINISHED]  # the others broke off
         known = {str(seed): outcome.figures(found[seed], self.plan) for seed in ended}
         self.book.set(trial, study.FIGURES, known)
         state, reason = outcome.judged(found, trial.user_attrs.get(job.PRUNED))
@@ -298,13 +305,14 @@ class Sweep:
 
     def write(self) -> None:
         """Brings the files for readers up to date."""
-        with self.book.worker.gate():  # other processes write the same
+        with self.book.worker.gate():  # other processes write the same files
             results.write(self.plan, self.book)
 
     def judge(self, enough: float) -> None:
-        """Ends the sweep when more points have failed than may.
+        """Ends the sweep when a larger share of its ended points has failed than `max_failure_rate`.
 
-        Raises: SweepFailed naming folders and reasons.
+        Not before `enough` points have ended; math.inf: however few have.
+        Raises: SweepFailed naming trials and reasons, and the table of all.
         """
         ended = [trial for trial in self.book.trials() if trial.state.is_finished()]
         failed = [trial for trial in ended if trial.state == TrialState.FAIL]
@@ -320,13 +328,13 @@ class Sweep:
 
 
 def contiguous(jobs: Sequence[Job]) -> Iterator[list[Job]]:
-    """The jobs in lists of consecutive numbers, as a launcher counts."""
+    """Yields the jobs in lists of consecutive numbers, because a launcher only counts up from a first one."""
     for _, group in itertools.groupby(enumerate(sorted(jobs)), lambda pair: pair[1][0] - pair[0]):
         yield [job for _, job in group]
 
 
 def going_on(folder: Path) -> list[str]:
-    """The override that goes on with a run from its newest checkpoint; none without one."""
+    """The override that resumes a run from its newest checkpoint, in a list; [] without a checkpoint."""
     if not (folder / "checkpoints").is_dir():
         return []
     from rookexp import checkpoint

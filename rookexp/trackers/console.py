@@ -1,4 +1,4 @@
-"""A run in the terminal: a live bar, or plain lines where nobody watches."""
+"""A run in the terminal: a live bar, or plain lines where the output is no terminal."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ConsoleTracker(Tracker):
         self._at = 0.0
         self._paces: deque[float] = deque(maxlen=PACE_STEPS)
         self._latest: dict[str, float] = {}
-        self._said: dict[str, int] = {}  # the step of each
+        self._said: dict[str, int] = {}  # metric -> step of its latest value
 
     def start(self, config: Mapping[str, Any]) -> None:
         self._began = self._at = time.monotonic()
@@ -115,8 +115,10 @@ class ConsoleTracker(Tracker):
 
 
 def reader(file: IO[str] | None, width: int) -> Console:
-    """Where a person reads, standard output unless it is another file: with colours in a terminal, else plain text of
-    `width` columns, whatever FORCE_COLOR says. Where nobody reads any more, BrokenPipeError as elsewhere.
+    """A console for a person to read, on standard output or `file`.
+
+    With colours in a terminal, else plain text of `width` columns, whatever FORCE_COLOR says. Where nobody reads any
+    more it raises BrokenPipeError, as elsewhere.
     """
     from rich.console import Console
 
@@ -131,7 +133,7 @@ def reader(file: IO[str] | None, width: int) -> Console:
 
 
 def plain_table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
-    """A table without lines, which folds long cells and takes no word for markup."""
+    """A table without lines, which folds long cells and does not read any word as markup."""
     from rich.markup import escape
     from rich.table import Table
 

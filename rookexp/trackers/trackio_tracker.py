@@ -1,4 +1,4 @@
-"""Trackio: a local database of runs with W&B's words, which `trackio show` draws; no account."""
+"""Trackio: a local database of runs in W&B's terms, which `trackio show` draws; no account."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rookexp.files import write_atomic
 from rookexp.run_folder.run_info import plain, redacted
 from rookexp.track import Guard, Tracker, run_id
 
-NAME = "trackio_name.txt"  # beside the id
+NAME = "trackio_name.txt"  # file of a run's full name, beside that of its id
 
 
 class TrackioTracker(Tracker):
     """Metrics and completions in Trackio, which has no summary; never ends a training once that has begun.
 
-    Trackio knows a run by its name: the id that the run's `folder` keeps is put behind `name`, and the whole is kept
-    there, too, for a run that goes on may have another `name`.
+    Trackio knows a run by its name: the id in the run's `folder` is appended to `name`, and the full name is kept in
+    the folder, too, because a resumed run may have another `name`.
     """
 
     def __init__(self, *, project: str, group: str | None, name: str | None, folder: Path) -> None:

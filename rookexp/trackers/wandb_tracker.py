@@ -1,4 +1,4 @@
-"""Weights & Biases, as its users expect it, that never stands in a training's way."""
+"""Weights & Biases as its users expect it, without ever holding up a training."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from rookexp.track import CURVES, Guard, Tracker, first_line, run_id
 FINISH_TIMEOUT_S = 60.0
 ENDED_WELL = ("finished", "pruned")
 TABLE = "completions"  # the one key of all tables
-SILENT: set[str] = set()  # services that gave no answer to this process, for whose answer later jobs do not wait again
+SILENT: set[str] = set()  # services that did not answer this process; its later jobs do not wait for them again
 COLUMNS = ("step", "kind", "prompt", "completion", "reward", "advantage", "truncated")  # the reward's parts follow
 
 
 class WandbTracker(Tracker):
     """Weights & Biases that never prompts, never blocks for long and never ends a training.
 
-    `mode`: `auto` is online when a key is at hand (environment or netrc), else offline, and offline too when the
-    service does not answer within `init_timeout_s`, which the jobs of one process wait for once. Offline rather than
-    disabled, because a run that was not recorded cannot be looked at later: it costs half a second and some files that
-    `wandb leet` shows and `wandb sync` uploads.
+    `mode`: `auto` is online when a key is at hand (environment or netrc), else offline; it is offline, too, when the
+    service does not answer within `init_timeout_s`, for which the jobs of one process wait only once. Offline rather
+    than disabled, because a run that was not recorded cannot be looked at later: it costs half a second and some files
+    that `wandb leet` shows and `wandb sync` uploads.
     Without the package, `auto` says so in one line and tracks nothing.
 
     `runs_folder` is the folder that holds the runs of all trainings (`wandb` is created in it); `folder` is this run's,
-    where the id is kept, so that a resumed run continues the same one. `name` and `group` may be None: W&B's own.
+    where the id is kept, so that a resumed run continues the same one. With None for `name` or `group`, W&B chooses.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class WandbTracker(Tracker):
         self._run: Any = None
         self._guard = Guard("wandb")
         self._step = -1
-        self._completions: list[dict[str, Any]] = []  # of that step
+        self._completions: list[dict[str, Any]] = []  # of step `_step`, not sent yet
 
     def start(self, config: Mapping[str, Any]) -> None:
         if self.mode == "disabled":

@@ -1,6 +1,6 @@
-"""What Hydra finds: a name for rookexp.sweep, which is imported only when it runs.
+"""The plugin that Hydra finds: a name for rookexp.sweep, which is imported only when a sweep runs.
 
-Hydra executes this file at every start, and twice when it was imported before, so nothing may be kept here.
+Hydra executes this file at every start, and twice if it was imported before, so it must not keep any state.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from omegaconf import DictConfig
 class RookexpSweeper(Sweeper):
     """Points by Optuna or by the grid, each run under several seeds; see docs/sweeps.md."""
 
-    # Hydra 1.4 knows it by this name also where an entry point of the package has brought it.
+    # The name by which Hydra 1.4 knows the class, also where the package's entry point has loaded it.
     __module__ = "hydra_plugins.rookexp_sweeper"
 
     def __init__(self, **node: Any) -> None:
-        """Takes what stands in conf/hydra/sweeper/rookexp.yaml and reads it from the config instead, unresolved."""
+        """Takes and ignores the keys of conf/hydra/sweeper/rookexp.yaml; they are read from the config, unresolved."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.hydra_context = hydra_context
@@ -37,8 +37,8 @@ class RookexpSweeper(Sweeper):
         sweeper.sweep(arguments, self.config, self.hydra_context, self.task_function)
 
 
-# The official one has that name, where it is installed; and Hydra 1.4 wants nothing stored twice, although its entry
-# point and the folder on the path both bring this file.
+# Where the official sweeper is installed, the name `optuna` is its own. Hydra 1.4 refuses to store a name twice, but
+# loads this file twice: by the package's entry point and by the folder on the path.
 stored = ConfigStore.instance().repo.get("hydra", {}).get("sweeper", {})
 if importlib.util.find_spec("hydra_plugins.hydra_optuna_sweeper") is None and "optuna.yaml" not in stored:
     ConfigStore.instance().store(
