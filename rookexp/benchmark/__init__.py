@@ -1,1 +1,1 @@
-"""`python -m rookexp.bench`: our step and TRL's on the same work, each side in a process of its own."""
+"""`python -m rookexp.bench`: rookexp's step and TRL's on the same work, each side in its own process."""

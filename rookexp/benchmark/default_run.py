@@ -1,4 +1,4 @@
-"""How long `python -m rookexp.train` takes as it stands."""
+"""How long `python -m rookexp.train` takes as a whole, start-up included."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ POLL_S = 0.02  # between two looks at whether the first step has been logged
 
 
 def timed(folder: Path, words: Sequence[str]) -> str:
-    """One line: seconds from the command to its first step and to its end, and those of --cfg job.
+    """A line with the seconds from the command to its first logged step and to its end, and those of `--cfg job`.
 
     Raises: RookexpError when the run fails.
     """

@@ -1,4 +1,4 @@
-"""Our sides: the training that `rookexp.build` builds, a step a turn, and decoding alone."""
+"""The sides of rookexp: the training that `rookexp.build` builds, one step per turn, and decoding alone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StepTracker(Tracker):
         self.watch.start()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Answers with the step's figures."""
+        """Answers with the step's figures, and waits for the next turn."""
         self.turns.answer(
             **self.watch.stop(),
             tokens=round(metrics["completions/mean_length"] * metrics["completions/sampled"]),
@@ -39,7 +39,7 @@ class StepTracker(Tracker):
 
 
 def step(spec: Mapping[str, Any], turns: Turns) -> None:
-    """The steps of `Trainer.fit`, with nothing evaluated or saved between them."""
+    """Runs the steps of `Trainer.fit`, one per turn, with nothing evaluated or saved between them."""
     hardware: Hardware = nodes.make(spec["config"]["hardware"])
     turns.about(imported_bytes=peak_bytes(hardware.device.type))
     trainer = build.build_training(spec["config"], Path(spec["folder"])).trainer
@@ -60,7 +60,7 @@ def step(spec: Mapping[str, Any], turns: Turns) -> None:
 
 
 def decode(spec: Mapping[str, Any], turns: Turns) -> None:
-    """Sampling from the workload's prompts, a batch a turn."""
+    """Samples from the workload's prompts, one batch per turn."""
     hardware: Hardware = nodes.make(spec["config"]["hardware"] | {"precision": spec["precision"]})
     turns.about(imported_bytes=peak_bytes(hardware.device.type))
     policy = policies.load(Path(spec["workload"]))

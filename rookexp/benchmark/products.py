@@ -1,4 +1,4 @@
-"""The matrix products of a step and nothing else: no program that leaves them as they are is faster."""
+"""The matrix products of a step and nothing else: no program that computes them in this way is faster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rookexp.models.gpt2 import GPT2Config
 
 
 class Products:
-    """Products of a model's shapes, each layer with a matrix of its own, as PyTorch computes them from eager code."""
+    """Products with a model's shapes, each layer with its own matrix, computed by PyTorch in eager mode."""
 
     def __init__(self, config: GPT2Config, dtype: torch.dtype, device: str) -> None:
         d = config.n_embd
@@ -27,15 +27,15 @@ class Products:
         ]
         self.head = torch.ones(config.vocab_size, d, dtype=dtype, device=device)
         self.inputs: dict[tuple[int, int], Tensor] = {}
-        self.flop = 0  # of all products so far
+        self.flop = 0  # floating-point operations of all products so far
 
     def through_blocks(self, rows: int, *, learning: bool = False) -> None:
-        """Forward, and with `learning` backward, of so many tokens."""
+        """The blocks' products for `rows` tokens: forward, and with `learning` also backward."""
         for matrix in self.blocks:
             self._product(matrix, rows, learning)
 
     def through_head(self, rows: int, *, learning: bool = False) -> None:
-        """The same for the head."""
+        """The same for the head's products."""
         self._product(self.head, rows, learning)
 
     def _product(self, matrix: Tensor, rows: int, learning: bool) -> None:
@@ -44,8 +44,8 @@ class Products:
         torch.nn.functional.linear(x, matrix)
         if learning:
             grad = self._ones(rows, n, like=matrix)
-            torch.mm(grad, matrix)  # of the input
-            torch.mm(grad.T, x)  # of the matrix
+            torch.mm(grad, matrix)  # gradient of the input
+            torch.mm(grad.T, x)  # gradient of the matrix
         self.flop += 2 * rows * n * k * (3 if learning else 1)
 
     def _ones(self, rows: int, width: int, *, like: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class Products:
 
 
 def step(spec: Mapping[str, Any], turns: Turns) -> None:
-    """Seconds and operations of a step's products, where completions have all their tokens.
+    """Measures the seconds and operations of a step's products in each turn, with completions of full length.
 
     Prompts go through decoding, reference and learning once each, the head sees completion tokens alone, and a
     micro-batch has the rows that the trainer gives it: `roofline.step_flop`, less the last token's decoding.

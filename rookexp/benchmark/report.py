@@ -16,7 +16,7 @@ from rookexp.run_folder import run_info
 
 
 def heading(machine: Machine) -> str:
-    """When, where, with what and how a run was measured; no name of a host."""
+    """The date, machine, versions, revision and command of a run, as Markdown; no host name."""
     state = run_info.git_state()
     revision = "not under git" if state is None else state["revision"][:12] + (", changed" if state["dirty"] else "")
     versions = {"python": platform.python_version()}

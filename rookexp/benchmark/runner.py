@@ -1,4 +1,4 @@
-"""The order in which things are measured."""
+"""Runs the measurements of the bench, in order."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ RAW = "bench.json"
 
 
 class Runner:
-    """Measures what is asked, says each table when it is there, and keeps all figures in the run folder."""
+    """Measures what is asked for, shows each table as soon as it is ready, and keeps all figures in the run folder."""
 
     def __init__(self, asked: Bench, config: Mapping[str, Any], folder: Path, tell: Callable[[str], None]) -> None:
         self.asked = asked
         self.config = config
         self.folder = folder.resolve()
         self.tell = tell
-        self.turns = asked.warmups + asked.repeats  # of each side
-        self.parts: list[str] = []  # of the section, in order
+        self.turns = asked.warmups + asked.repeats  # turns of each side
+        self.parts: list[str] = []  # texts of the report's section, in order
         self.raw: list[dict[str, Any]] = []
 
     def run(self) -> str:
@@ -49,7 +49,7 @@ class Runner:
         return report.heading(self.machine) + "\n\n" + "\n\n".join(self.parts) + "\n"
 
     def measure(self, part: str, size: str) -> None:
-        """One part of one size, whose workload is made for it and removed after it."""
+        """Measures one part for one size; its workload is made before and removed after."""
         asked, per_step = self.asked, self.config["grpo"]["prompts_per_step"]
         prompts = {
             "step": per_step * self.turns,
@@ -71,7 +71,7 @@ class Runner:
             shutil.rmtree(model)
 
     def step(self, size: str, model: Path, lengths: Sequence[int]) -> None:
-        """Our step, TRL's, and the products of a step alone; of TRL's settings one at a time is in memory."""
+        """Measures rookexp's step, TRL's, and a step's products alone; only one TRL setting at a time is in memory."""
         asked, grpo, beta = self.asked, self.config["grpo"], self.config["kl"].get("coef", 0.0)
         folder = model.parent.name
         taken: list[tuple[Side, list[Figures]]] = []
@@ -108,7 +108,7 @@ class Runner:
         )
 
     def decode(self, size: str, model: Path, lengths: Sequence[int]) -> None:
-        """Decoding alone, in fp32 and, where that is faster here, in bf16, all in turns."""
+        """Measures decoding alone, in fp32 and, where that is faster here, in bf16, all in turns."""
         new_tokens, folder, rows = self.config["grpo"]["max_new_tokens"], model.parent.name, []
         precisions = list(dict.fromkeys(("fp32", self.machine.precision)))
         with ExitStack() as stack:
@@ -133,7 +133,7 @@ class Runner:
         self.show(title, tables.decode_table(rows, config, self.machine, new_tokens))
 
     def scaling(self, size: str, model: Path, lengths: Sequence[int]) -> None:
-        """Our step with more rows, and with longer completions."""
+        """Measures rookexp's step with more rows, and with longer completions."""
         asked, group, found = self.asked, self.config["grpo"]["group_size"], []
         cells = [(rows, asked.scaling_tokens[0]) for rows in asked.scaling_rows]
         cells += [(asked.scaling_rows[0], tokens) for tokens in asked.scaling_tokens[1:]]
@@ -149,28 +149,28 @@ class Runner:
         self.show(title, tables.scaling_table(found))
 
     def side(self, kind: str, label: str, name: str, **told: Any) -> Side:
-        """A side with a folder of its own."""
+        """A side with its own folder."""
         return Side(kind, label, self.folder / name, **told)
 
     def take_turns(self, sides: Sequence[Side], **asked: Any) -> list[tuple[Side, list[Figures]]]:
-        """Each side with what is measured of it."""
+        """Each side with the figures of its measured turns."""
         warmups, repeats = self.asked.warmups, self.asked.repeats
         found = interleaved(sides, warmups=warmups, repeats=repeats, tell=self.tell, asked=asked)
         return list(zip(sides, found, strict=True))
 
     def keep(self, part: str, size: str, figures: Sequence[Any]) -> None:
-        """Writes all figures so far."""
+        """Adds the figures of a part to the raw results, and writes all of these."""
         self.raw.append({"part": part, "size": size, "figures": figures})
         write_atomic(self.folder / RAW, json.dumps(self.raw, indent=1) + "\n")
 
     def show(self, *paragraphs: str) -> None:
-        """A part of the section, said and kept."""
+        """Shows a part of the report's section, and keeps it."""
         text = "\n\n".join(paragraphs)
         self.tell(f"\n{text}\n")
         self.parts.append(text)
 
 
 def shape(rows: int) -> tuple[int, int]:
-    """Prompts and completions of each that make so many rows: the largest group that is at most its square root."""
+    """(prompts, completions of each) with `rows` as product; the group is the largest divisor up to sqrt(rows)."""
     group = next(size for size in range(math.isqrt(rows), 0, -1) if rows % size == 0)
     return rows // group, group

@@ -1,4 +1,4 @@
-"""The keys of conf/bench.yaml, what is refused of them, and what a side is told."""
+"""The keys of conf/bench.yaml, their checks, and the settings that a side gets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rookexp.errors import ConfigError
 
 GROUPS = ("grpo", "loss", "baseline", "kl", "reference", "optim", "hardware")
 COMPARED = ("trl", "transformers", "accelerate", "datasets")  # packages of the extra `bench`
-# What TRL's GRPOTrainer computes too, with the settings that `theirs.step` hands on.
+# The values with which TRL's GRPOTrainer, given the settings that `theirs.step` passes on, does the same work.
 MIRRORED = {
     "loss._target_": ("rookexp.losses.Clip",),
     "baseline._target_": ("rookexp.baselines.GroupMean",),
@@ -62,10 +62,10 @@ class Bench:
 
 
 def checked(config: Mapping[str, Any]) -> Bench:
-    """The keys that belong to no group.
+    """The keys that belong to no group, after a check of all.
 
-    Raises: ConfigError for a key or value that is not allowed, for what TRL is asked to do and does not, and for a
-    package that is not here.
+    Raises: ConfigError for a key or value that is not allowed, for a setting that TRL's side lacks but would have to
+    match, and for a package that is not installed.
     """
     asked = Bench(**build.check_groups(config, GROUPS, Bench))
     shortest, longest = asked.prompt_tokens
@@ -101,7 +101,7 @@ def refuse_what_trl_lacks(config: Mapping[str, Any]) -> None:
 
 
 def training(config: Mapping[str, Any], workload: Path, *, steps: int, **grpo: int) -> dict[str, Any]:
-    """The configuration of a training on a workload, as conf/config.yaml would have it; `grpo` changes that group."""
+    """The configuration of a training on a workload, in the form of conf/config.yaml; `grpo` overrides that group."""
     group = {**config["grpo"], **grpo}
     pretrained = {"_target_": "rookexp.policies.pretrained", "path": str(workload), "revision": None}
     asked = {"_target_": "rookexp.benchmark.workload.Words", "_partial_": True, "folder": str(workload)}

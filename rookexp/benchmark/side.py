@@ -1,4 +1,4 @@
-"""`python -m rookexp.benchmark.side KIND FILE`: one side in a process of its own; FILE, JSON, has what it is told."""
+"""`python -m rookexp.benchmark.side KIND FILE`: runs one side in its own process; FILE is JSON with its settings."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Side:
         self.label = label
         self.folder = folder
         self.spec = {"folder": str(folder), **spec}
-        self.about: Figures = {}  # what it says of itself
+        self.about: Figures = {}  # what the side reports about itself when it is ready
 
     def __enter__(self) -> Side:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ class Side:
                 stderr=log,
                 text=True,
                 env=os.environ | QUIET | {"PYTHONPATH": path},
-                start_new_session=True,  # Ctrl-C is the bench's, which then closes its sides
+                start_new_session=True,  # Ctrl-C reaches only the bench, which then closes its sides
             )
         try:
             self.about = self._read("ready")
@@ -61,7 +61,7 @@ class Side:
         self.close(0.0 if kind is not None else PATIENCE_S)
 
     def turn(self, **asked: Any) -> Figures:
-        """The figures of one turn; returns when the side is ready for the next, and so does nothing beside another.
+        """The figures of one turn; returns when the side is ready for the next: idle while another has its turn.
 
         Raises: RookexpError when the side has ended.
         """
@@ -76,7 +76,7 @@ class Side:
         return figures
 
     def close(self, patience_s: float = 0.0) -> None:
-        """Ends the process: it reads that there are no more turns, or is killed."""
+        """Closes the side's input, so that it ends; kills the process if that takes longer than `patience_s`."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         try:
@@ -88,7 +88,7 @@ class Side:
         self.process.stdout.close()
 
     def _read(self, kind: str, *, last: bool = False) -> Figures:
-        """The next message, which must be of this kind; with `last` its end is one, too."""
+        """The content of the next message, which must be of this kind; with `last`, {} if the side ended well."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line and last and self.process.wait() == 0:
@@ -114,7 +114,7 @@ def interleaved(
     tell: Callable[[str], None],
     asked: Mapping[str, Any],
 ) -> list[list[Figures]]:
-    """The figures of each side's measured turns; they alternate, so that a slow minute of the machine meets both."""
+    """The figures of each side's measured turns; sides alternate, so that a slow minute of the machine affects all."""
     found: list[list[Figures]] = [[] for _ in sides]
     for turn in range(warmups + repeats):
         words = []

@@ -1,4 +1,4 @@
-"""The results as Markdown: plain columns, medians, and in brackets the least and the most."""
+"""The results as Markdown: plain columns, medians, with minimum and maximum in brackets."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def median(figures: Sequence[Figures], name: str) -> float:
-    """The median of a figure over the turns."""
+    """The median over the turns of the figure `name`."""
     return float(statistics.median(turn[name] for turn in figures))
 
 
 def described(size: str, config: GPT2Config) -> str:
-    """A size in words."""
+    """A model size in words: layers x width, vocabulary and parameters."""
     embeddings = (config.vocab_size + config.n_positions) * config.n_embd
     millions = (block_weights(config) + embeddings) / 1e6
     return f"{size}: {config.n_layer} x {config.n_embd}, vocabulary {config.vocab_size}, {millions:.2f} M parameters"
 
 
 def machine_table(machine: Machine) -> str:
-    """The roofline."""
+    """A table of the machine's measured limits."""
     rows = [
         ["copy, GB/s", f"{machine.copy_gb_s:.1f}"],
         ["product of one row, GB/s of weights", f"{machine.weights_gb_s:.1f}"],
@@ -49,7 +49,7 @@ def step_table(
     prompt_tokens: float,
     reference: bool,
 ) -> str:
-    """A row a side and pair: the step, its phases, tokens, memory, and the share of the roofline."""
+    """One row per side and pair: the step, its phases, tokens, memory, and the share of the roofline."""
     head = ["side", "dtype", "step s", *(f"{name} s" for name in PHASES), "other s"]
     head += ["completion tokens", "tokens/s", "peak MB", "of it imports", "floor s", "share of roofline"]
     rows = []
@@ -77,7 +77,7 @@ def step_table(
 
 
 def ratio_lines(pairs: Sequence[tuple[Side, Sequence[Figures]]], machine: Machine) -> list[str]:
-    """For each (ours, theirs) in turn: how many times faster, and the share of the memory; and what makes it unfair."""
+    """A line per pair (ours, theirs): the speed-up, the ratio of peak memory, and a note where that is unfair."""
     lines = []
     for (_, ours), (side, theirs) in zip(pairs[::2], pairs[1::2], strict=True):
         faster = median(theirs, "seconds") / median(ours, "seconds")
@@ -89,7 +89,7 @@ def ratio_lines(pairs: Sequence[tuple[Side, Sequence[Figures]]], machine: Machin
 
 
 def product_lines(pairs: Sequence[tuple[Side, Sequence[Figures]]], alone: Sequence[Sequence[Figures]]) -> list[str]:
-    """What a step's matrix products take alone beside each pair (ours, theirs), and the ratio that this allows."""
+    """A line per pair (ours, theirs): the time of a step's matrix products alone, and the most speed-up it allows."""
     ours, lines = [figures for side, figures in pairs if side.kind == "rookexp"], []
     theirs = [(side, figures) for side, figures in pairs if side.kind != "rookexp"]
     for i, turns in enumerate(alone):
@@ -109,7 +109,7 @@ def decode_table(
     machine: Machine,
     new_tokens: int,
 ) -> str:
-    """A row a batch and dtype: tokens a second of both, and their shares of the roofline."""
+    """One row per batch and dtype: tokens per second of both sides, and their shares of the roofline."""
     head = ["rows", "dtype", "generate tokens/s", "rookexp tokens/s", "ratio", "to generate in fp32", "floor tokens/s"]
     head += ["generate's share", "rookexp's share"]
     exact = {batch: rate(theirs) for batch, precision, theirs, _ in batches if precision == "fp32"}
@@ -125,7 +125,7 @@ def decode_table(
 
 
 def scaling_table(found: Sequence[tuple[int, int, Sequence[Figures]]]) -> str:
-    """A row a workload: time per completion token, and its ratio to the first."""
+    """One row per workload: time per completion token, and its ratio to the first row's."""
     head = ["rows", "new tokens", "step s", "us a completion token", "against the first"]
     times = [1e6 / rate(turns) for *_, turns in found]
     rows = [
@@ -136,11 +136,11 @@ def scaling_table(found: Sequence[tuple[int, int, Sequence[Figures]]]) -> str:
 
 
 def rate(figures: Sequence[Figures]) -> float:
-    """The median of completion tokens a second."""
+    """The median over the turns of completion tokens per second."""
     return float(statistics.median(turn["tokens"] / turn["seconds"] for turn in figures))
 
 
 def spread(figures: Sequence[Figures], name: str) -> str:
-    """Median, least and most."""
+    """Median, minimum and maximum over the turns, as text."""
     values = [turn[name] for turn in figures]
     return f"{statistics.median(values):.3f} ({min(values):.3f}..{max(values):.3f})"

@@ -1,4 +1,4 @@
-"""The other sides: TRL's GRPOTrainer, a step a turn, and `transformers.generate` alone. Only here they are imported."""
+"""The other sides: TRL's GRPOTrainer, one step per turn, and `transformers.generate` alone; imported only here."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
 
 def step(spec: Mapping[str, Any], turns: Turns) -> None:
-    """The steps of `GRPOTrainer.train`, with nothing logged or saved between them."""
-    warnings.simplefilter("ignore")  # of its own imports
+    """Runs the steps of `GRPOTrainer.train`, one per turn, with nothing logged or saved between them."""
+    warnings.simplefilter("ignore")  # from TRL's own imports
     from datasets import Dataset
     from transformers import AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
@@ -102,7 +102,7 @@ def step(spec: Mapping[str, Any], turns: Turns) -> None:
 
 
 def decode(spec: Mapping[str, Any], turns: Turns) -> None:
-    """`generate` from the workload's prompts, a batch a turn."""
+    """Runs `generate` from the workload's prompts, one batch per turn."""
     warnings.simplefilter("ignore")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

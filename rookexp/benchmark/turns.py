@@ -1,4 +1,4 @@
-"""A side's half of the conversation with the bench, and the watch that cuts its turn into phases."""
+"""A side's half of the conversation with the bench, and the stopwatch that divides its turn into phases."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ STATUS = Path("/proc/self/status")
 
 
 class Turns:
-    """Lines of JSON: a side says that it is ready, waits to be told to go, and answers with its figures.
+    """The side's protocol, in lines of JSON: it reports that it is ready, waits for a turn, and answers with figures.
 
-    What else a library prints goes to standard error, which is a file.
+    Whatever else is printed to standard output goes to standard error, which is a file.
     """
 
     def __init__(self) -> None:
@@ -33,11 +33,11 @@ class Turns:
         self._about: dict[str, Any] = {}
 
     def about(self, **facts: Any) -> None:
-        """What the side says of itself when it is first ready."""
+        """Adds to what the side reports about itself when it is ready."""
         self._about |= facts
 
     def wait(self) -> dict[str, Any]:
-        """What the next turn shall be; ends the process where none comes any more."""
+        """Reports that the side is ready and returns the next turn's request; ends the process if there is none."""
         self._say({"ready": self._about})
         line = sys.stdin.readline()
         if not line:
@@ -46,7 +46,7 @@ class Turns:
         return asked
 
     def answer(self, **figures: Any) -> None:
-        """The figures of the turn."""
+        """Sends the figures of the turn."""
         self._say({"figures": figures})
 
     def _say(self, message: dict[str, Any]) -> None:
@@ -55,7 +55,7 @@ class Turns:
 
 
 class Stopwatch:
-    """Seconds of a turn and of each of its phases; a phase inside another one is taken off that."""
+    """Seconds of a turn and of each of its phases; a nested phase does not count for the outer one."""
 
     def __init__(self, device_type: str) -> None:
         self.device_type = device_type
@@ -74,7 +74,7 @@ class Stopwatch:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Counts what runs inside."""
+        """Counts the time of what runs inside for the phase `name`."""
         self._lap()
         self._open.append(name)
         try:
@@ -84,7 +84,7 @@ class Stopwatch:
             self._open.pop()
 
     def wrap(self, owner: Any, name: str, phase: str) -> None:
-        """Puts a method or a function of `owner` into a phase, for this process."""
+        """Replaces a method or function of `owner`, in this process, by one that is timed as a phase."""
         inner: Callable[..., Any] = getattr(owner, name)
 
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -94,7 +94,7 @@ class Stopwatch:
         setattr(owner, name, timed)
 
     def wrap_learning(self) -> None:
-        """Puts what every trainer calls in PyTorch into its phase: backward, clipping and the optimizer's step."""
+        """Times what every trainer calls in PyTorch, by phase: backward; clipping and the optimizer's step."""
         self.wrap(torch.Tensor, "backward", "backward")
         self.wrap(torch.nn.utils, "clip_grad_norm_", "optimizer")
         opened: list[Any] = []
@@ -117,14 +117,14 @@ class Stopwatch:
 
 
 def now(device_type: str) -> float:
-    """Seconds of a clock, after what the device still had to do."""
+    """Seconds of a clock, after the device has finished its queued work."""
     if device_type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
 def peak_bytes(device_type: str) -> int:
-    """The most memory that this process has had: of the GPU what PyTorch's allocator held, else resident."""
+    """The peak memory of this process: on a GPU what PyTorch's allocator reserved, else resident memory."""
     if device_type == "cuda":
         return torch.cuda.max_memory_reserved()
     if STATUS.is_file():  # getrusage would count what the process before exec had

@@ -18,14 +18,14 @@ from rookexp.tokenizers import END_OF_TEXT, Tokenizer
 from rookexp.types import Prompt, Scores
 
 NANO = Path(policies.__file__).parent / "assets" / "rook_nano" / "config.json"
-POSITIONS = 1024  # of every size, so that `scaling` has room
+POSITIONS = 1024  # n_positions of every size, so that `scaling` has room
 PROMPTS = "prompts.json"
-DROPOUT = 0.1  # what a GPT-2's config.json says; only TRL listens to it
-NEVER = -40.0  # logit of an end-of-text that is not drawn
+DROPOUT = 0.1  # as in GPT-2's config.json; only TRL applies it
+NEVER = -40.0  # logit of an end-of-text that is never drawn
 
 
 def config_of(size: str) -> GPT2Config:
-    """The sizes that a name stands for."""
+    """The model configuration of a size by its name."""
     nano = weights.read_config(NANO)
     layers, heads, width, vocabulary = {
         "tiny": (2, 2, 32, 97),
@@ -38,7 +38,7 @@ def config_of(size: str) -> GPT2Config:
 
 
 def make(folder: Path, size: str, *, prompts: int, lengths: Sequence[int], end_rate: float, seed: int) -> list[int]:
-    """Writes model, tokenizer and prompts in Hugging Face layout; returns the tokens of each prompt."""
+    """Writes model, tokenizer and prompts in Hugging Face layout; returns the length of each prompt in tokens."""
     config = config_of(size)
     folder.mkdir(parents=True)
     _write_tokenizer(folder, config.vocab_size)
@@ -55,21 +55,21 @@ def make(folder: Path, size: str, *, prompts: int, lengths: Sequence[int], end_r
 
 
 def random_model(config: GPT2Config, end_rate: float, seed: int) -> GPT2:
-    """A GPT-2 as it is before training, but for its end-of-text, token 0, which has about the probability `end_rate`.
+    """An untrained GPT-2, except that its end-of-text, token 0, has about the probability `end_rate`.
 
-    At 0 that is e^-40 times any other token's. Nothing but weights does it, so it costs neither side anything.
+    With an `end_rate` of 0 that is e^-40 times any other token's. The weights alone do it, at no cost to either side.
     """
     model = GPT2(config)
     model.init_weights(torch.Generator().manual_seed(ops.seed_of(seed, "weights")))
     logit = math.log(end_rate / (1 - end_rate) * config.vocab_size) if end_rate else NEVER
     with torch.no_grad():
-        model.ln_f.bias.fill_(1.0)  # a normed vector has the mean 0, so with this bias a constant row is its logit
+        model.ln_f.bias.fill_(1.0)  # a normed vector has mean 0, so with this bias a constant row's logit is its sum
         model.wte.weight[0] = logit / config.n_embd
     return model
 
 
 def ragged_texts(count: int, lengths: Sequence[int], vocabulary: int, seed: int) -> list[str]:
-    """Prompts of random words; their lengths fall off from the shortest (31 and 108 have the mean 60)."""
+    """Prompts of random words; the shortest lengths are the most frequent (31 to 108 tokens have the mean 60)."""
     draw = torch.Generator().manual_seed(ops.seed_of(seed, "prompts"))
     shortest, longest = lengths
     sizes = (shortest + (longest - shortest) * torch.rand(count, generator=draw) ** (5 / 3)).round().int().tolist()
@@ -86,7 +86,7 @@ def worth(text: str) -> float:
 
 
 class EvenShare:
-    """`worth`, as a reward of ours."""
+    """`worth` as a Reward of rookexp."""
 
     def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
         """The worth of each completion."""
@@ -94,7 +94,7 @@ class EvenShare:
 
 
 class Words:
-    """The prompts of a workload's folder, `prompts` of them a step, from the first again after the last."""
+    """A task with the prompts of a workload's folder, `prompts` of them per step, in order and over again."""
 
     def __init__(self, *, folder: str, prompts: Annotated[int, Ge(1)], tokenizer: Tokenizer) -> None:
         texts = read_prompts(Path(folder))
@@ -110,7 +110,7 @@ class Words:
         return tuple(self.asked[first : first + self.per_step])
 
     def prompts(self) -> tuple[Prompt, ...]:
-        """Those of the first step."""
+        """The prompts of the first step."""
         return self.select(0)
 
 
@@ -121,7 +121,7 @@ def read_prompts(folder: Path) -> list[str]:
 
 
 def _write_tokenizer(folder: Path, size: int) -> None:
-    """A tokenizer of whole words, w1 w2 ..., whose token 0 is the end-of-text."""
+    """Writes a tokenizer of whole words, w1 w2 ..., whose token 0 is the end-of-text."""
     words = [END_OF_TEXT, *(f"w{i}" for i in range(1, size))]
     end = {"id": 0, "content": END_OF_TEXT, "special": True}
     end |= dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)

@@ -34,10 +34,10 @@ class GPT2Config:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "n h t w"]:
-    """The heads' values of tokens from themselves and earlier ones.
+    """Causal attention: each head's output for each token, from itself and earlier tokens.
 
-    On a CPU in fp32 at least: its bf16 kernel is slower, backward above all (T 130, width 32: 43 ms against 18 ms, one
-    thread), and its rounding would part the training forward from the cached one.
+    On a CPU in at least fp32: its bf16 kernel is slower, above all in backward (T 130, width 32: 43 ms against 18 ms,
+    one thread), and its rounding would make the training forward differ from cached decoding.
     """
     if q.device.type != "cpu":
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -66,30 +66,30 @@ class Block(nn.Module):
         return q, k, v
 
     def finish(self, x: Float[Tensor, "*n d"], attended: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
-        """The block's output from its input and the heads' values, joined."""
+        """The block's output, from its input and the attention output with heads joined."""
         x = x + self.attn_proj(attended)
         return x + self.mlp_proj(F.gelu(self.c_fc(self.ln_2(x)), approximate="tanh"))
 
 
 def joined(heads: Float[Tensor, "n h t w"]) -> Float[Tensor, "n t d"]:
-    """The heads' values of each token side by side."""
+    """The heads' outputs for each token, concatenated."""
     return heads.transpose(1, 2).flatten(2)
 
 
 class GPT2(nn.Module):
-    """A GPT-2 whose head is its token embedding; rows are right-padded, so position = column."""
+    """A GPT-2 whose output head is its token embedding; rows are right-padded, so position = column."""
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
         self.config = config
-        # nn.Embedding(...) would draw what is overwritten anyway, and on the meta device import torch's compiler: 2 s.
+        # nn.Embedding(...) would draw weights only to be overwritten, and on "meta" import torch's compiler: 2 s.
         self.wte = nn.Embedding.from_pretrained(torch.zeros(config.vocab_size, config.n_embd), freeze=False)
         self.wpe = nn.Embedding.from_pretrained(torch.zeros(config.n_positions, config.n_embd), freeze=False)
         blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
-        self.blocks = cast("Sequence[Block]", blocks)  # what iterating gives, which ModuleList's type does not tell
+        self.blocks = cast("Sequence[Block]", blocks)  # what iterating yields; ModuleList's type does not say so
         self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
-        self.packed_head: nn.Module | None = None  # computes the logits in a copy for decoding
-        self.replays: Replays | None = None  # recorded decoding steps, where the hardware has such
+        self.packed_head: nn.Module | None = None  # in a copy for decoding, computes the logits
+        self.replays: Replays | None = None  # recorded decoding steps, where the hardware supports them
 
     @property
     def head_weight(self) -> Float[Tensor, "v d"]:
@@ -97,7 +97,7 @@ class GPT2(nn.Module):
         return self.wte.weight
 
     def init_weights(self, generator: torch.Generator) -> None:
-        """Fills the parameters as GPT-2 was: normal 0.02, residual projections 0.02 / sqrt(2 L), biases zero."""
+        """Initialises as GPT-2 was: normal, std 0.02, residual projections 0.02 / sqrt(2 L); biases 0, norms 1."""
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
@@ -108,7 +108,7 @@ class GPT2(nn.Module):
                 nn.init.normal_(parameter, std=std, generator=generator)
 
     def hidden(self, tokens: Int[Tensor, "n t"]) -> Float[Tensor, "n t d"]:
-        """Final hidden states; hidden[:, t] predicts token t + 1; padding after a row's end changes nothing in it."""
+        """Final hidden states; hidden[:, t] predicts token t + 1. Padding after a row's end does not affect the row."""
         x = self.wte(tokens) + self.wpe.weight[: tokens.shape[1]]
         for block in self.blocks:
             q, k, v = block.qkv(x)
@@ -125,9 +125,9 @@ class GPT2(nn.Module):
     ) -> Float[Tensor, "n c d"]:
         """Final hidden states that predict completion tokens: [:, 0] is the prompt's last, [:, j] token j - 1's.
 
-        Row n continues prompt `owner[n]` by `sizes[n]` tokens; what stands after those means nothing. A prompt is
-        computed once, however many rows continue it, and padding at most where tokens look at each other: prompts and
-        rows of unlike lengths cost no more than their tokens. As `hidden` on the joined rows has it, up to rounding.
+        Row n continues prompt `owner[n]` by `sizes[n]` tokens; the output after those is arbitrary. A prompt is
+        computed once, however many rows continue it, and padding at most inside attention: prompts and rows of unlike
+        lengths cost no more than their tokens. Equal to `hidden` on the joined rows, up to rounding.
         """
         rows = SharedPrefix(prompts, lengths, owner, completions, sizes, self.config.n_head)
         x = self.wte(rows.tokens) + self.wpe(rows.positions)  # (T, D)
@@ -142,7 +142,7 @@ class GPT2(nn.Module):
         return logits
 
     def packed(self) -> GPT2:
-        """A copy for decoding many tokens while the weights stay as they are; this model where that is no faster."""
+        """A copy that decodes faster while the weights do not change; this model itself where no copy is faster."""
         if self.replays is not None:
             dtype = product_dtype(self.head_weight.device.type)
             return self if dtype is None else self.replays.twin(dtype, partial(self._copied, dtype))
@@ -154,7 +154,7 @@ class GPT2(nn.Module):
         return twin
 
     def _copied(self, dtype: torch.dtype) -> GPT2:
-        """A copy whose products are computed from weights of their own in `dtype`, whatever the caller's autocast."""
+        """A copy whose matrix products use their own weights in `dtype`, whatever the caller's autocast."""
         twin = cast("GPT2", with_packed_layers(self, partial(CopiedLinear, dtype=dtype)))
         twin.packed_head = CopiedLinear(self.head_weight, None, dtype)
         return twin
@@ -162,12 +162,12 @@ class GPT2(nn.Module):
     def prefill(
         self, tokens: Int[Tensor, "p t"], lengths: Int[Tensor, " p"], group_size: int, capacity: int
     ) -> tuple[Float[Tensor, "p d"], KVCache]:
-        """Each prompt's hidden state at its last token, and a cache for `group_size` rows a prompt.
+        """Each prompt's hidden state at its last token, and a KV cache for `group_size` rows per prompt.
 
-        The cache has room for `capacity` more tokens a row.
+        The cache has room for `capacity` more tokens per row.
         """
         each = torch.arange(len(tokens), device=tokens.device)
-        drawn_next = tokens[:, :1], torch.ones_like(lengths)  # any token: that one is predicted, and not looked at
+        drawn_next = tokens[:, :1], torch.ones_like(lengths)  # a placeholder: the next token is predicted, not read
         prompts = SharedPrefix(tokens, lengths, each, *drawn_next, self.config.n_head)
         x = self.wte(prompts.tokens) + self.wpe(prompts.positions)  # (T, D)
         kept = []
@@ -179,8 +179,8 @@ class GPT2(nn.Module):
         return self.ln_f(prompts.apart(x)[:, 0]), KVCache(keys, values, lengths, group_size, capacity)
 
     def decode(self, tokens: Int[Tensor, " n"], cache: KVCache) -> Float[Tensor, "n d"]:
-        """The hidden state after one more token a row, which joins the cache."""
-        # A finished row may stay in the batch for a while and run past the last position; nobody reads what it says.
+        """The hidden state after one more token per row; the tokens are added to the cache."""
+        # A finished row may stay in the batch for a while and run past the last position; its output is not read.
         positions = cache.positions.clamp(max=self.config.n_positions - 1)
         x = (self.wte(tokens) + self.wpe(positions))[:, None]
         for layer, block in enumerate(self.blocks):
@@ -189,7 +189,7 @@ class GPT2(nn.Module):
         return self.ln_f(x[:, 0])
 
     def decode_ahead(self, tokens: Int[Tensor, "n m"], cache: KVCache) -> Float[Tensor, "n m d"]:
-        """The hidden states after M more tokens a row, of which `cache.advance` then says how many stay."""
+        """The hidden states after M more tokens per row; `cache.advance` must then say how many of them to keep."""
         ahead = torch.arange(tokens.shape[1], device=tokens.device)
         columns = cache.positions[:, None] + ahead  # (N, M)
         places = columns - cache.lengths[cache.owner, None]

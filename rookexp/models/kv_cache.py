@@ -1,4 +1,4 @@
-"""What a transformer remembers while it decodes, and how new tokens attend to it."""
+"""The key-value cache of a decoding transformer, and the attention of new tokens to it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from torch import Tensor
 
 
 class KVCache:
-    """Keys and values of P prompts, held once each, and of the tokens that N rows, a group a prompt, have added since.
+    """Keys and values of P prompts, stored once each, and of the tokens that N rows, one group per prompt, have added.
 
-    While all groups are whole their rows lie side by side under each head, so that a product with a prompt's keys
-    serves its group as it lies; once rows were dropped they lie one by one. Rows that add their tokens in step, as
-    `decode` has them, leave no gaps: no mask, no scattered writes. After `decode_ahead` each row has its own count of
-    tokens. Kept and attended in fp32: scores rounded to bf16 part the sampler from the training forward.
+    While all groups are whole, their rows are contiguous under each head, so that one product with a prompt's keys
+    serves its group without a copy; after rows are dropped, each is stored by itself. Rows that add tokens in lockstep,
+    as in `decode`, leave no gaps: no mask, no scattered writes. After `decode_ahead` each row has its own token count.
+    Stored and attended in fp32: scores rounded to bf16 would make the sampler differ from the training forward.
     """
 
     def __init__(
@@ -31,10 +31,10 @@ class KVCache:
         padding = torch.arange(size, device=lengths.device) >= lengths[:, None]
         bias = prompt_keys.new_zeros(prompts, size).masked_fill_(padding, -torch.inf)
         self.bias = bias[:, None, None].repeat(1, heads, 1, 1)  # (P, H, 1, S)
-        # Keys and values of added tokens, (L, 2, P, H, G, capacity, D/H), and with rows dropped (L, 2, N, H, 1, ...).
+        # Keys and values of added tokens, (L, 2, P, H, G, capacity, D/H); (L, 2, N, H, 1, ...) after rows are dropped.
         self.own = prompt_keys.new_empty(layers, 2, prompts, heads, group_size, capacity, width)
-        self.added = 0  # tokens that the row with the most of them has added
-        self.counts: Tensor | None = None  # (N,) tokens that each row has added; None = `added`, all of them
+        self.added = 0  # most tokens that any row has added
+        self.counts: Tensor | None = None  # (N,) tokens that each row has added; None = `added` in every row
         self._assign(torch.arange(prompts, device=lengths.device).repeat_interleave(group_size))
 
     @property
@@ -43,13 +43,13 @@ class KVCache:
         return self.lengths[self.owner] + (self.added if self.counts is None else self.counts)
 
     def keep(self, rows: Int[Tensor, " n"]) -> None:
-        """Drops all rows but these, given in ascending order, and the prompts that no row continues."""
+        """Drops all rows but `rows`, indices in ascending order, and the prompts that no row continues."""
         layers, _, _, heads, group_size, capacity, width = self.own.shape
         places = rows // group_size, slice(None), rows % group_size, slice(self.added)
         shape = len(rows), heads, 1, capacity, width
         own = self.own.view(layers, 2, -1)[..., : torch.Size(shape).numel()].view(layers, 2, *shape)
         for old, new in zip(self.own.flatten(0, 1), own.flatten(0, 1), strict=True):
-            new[:, :, 0, : self.added] = old[places]  # in place: beside a full cache there may be no room for another
+            new[:, :, 0, : self.added] = old[places]  # in place: beside a full cache there may be no memory for another
         self.own = own
         self.counts = None if self.counts is None else self.counts[rows]
         prompts, owner = self.owner[rows].unique(return_inverse=True)
@@ -58,24 +58,24 @@ class KVCache:
         self._assign(owner)
 
     def advance(self, taken: Int[Tensor, " n"]) -> None:
-        """Of the tokens of the last `decode_ahead`, each row's first `taken` stay."""
-        if self.counts is None:  # from now on rows have places that they have not filled: weight 0, but 0 * NaN is NaN
+        """Keeps each row's first `taken` tokens of the last `decode_ahead`."""
+        if self.counts is None:  # from now on rows may have unfilled slots: weight 0, but 0 * NaN is NaN
             self.own[..., self.added :, :].nan_to_num_()
         self.counts = taken if self.counts is None else self.counts + taken
         self.added = int(self.counts.max())
 
     def step(self) -> None:
-        """The tokens just attended to are in."""
+        """Counts the tokens that `attend` has added to every layer."""
         self.added += 1
 
     def attend(self, layer: int, qkv: Float[Tensor, "n 1 k"]) -> Float[Tensor, "n 1 d"]:
-        """The heads' values, joined, of one more token a row from its query, key and value; caches the latter two."""
+        """The attention output, heads joined, of one more token per row; caches its key and value."""
         q, new = self._heads(qkv)
         self.own[layer, ..., self.added, :] = new[..., 0, :]
         return self._attended(layer, q, self.added + 1, None, qkv.dtype)
 
     def attend_ahead(self, layer: int, qkv: Float[Tensor, "n m k"], places: Int[Tensor, "n m"]) -> Tensor:
-        """`attend` for M tokens a row, which go to the cache's `places` (N, M) and see those up to their own."""
+        """`attend` for M tokens per row, stored in the slots `places` (N, M); each sees the slots up to its own."""
         q, new = self._heads(qkv)
         at = places.view(q.shape[0], 1, q.shape[2], -1, 1)
         self.own[layer].scatter_(4, at.expand_as(new), new.to(q.dtype))
@@ -83,7 +83,7 @@ class KVCache:
         return self._attended(layer, q, size, torch.arange(size, device=at.device) > at, qkv.dtype)
 
     def _heads(self, qkv: Float[Tensor, "n m k"]) -> tuple[Tensor, Tensor]:
-        """Queries (P, H, G, M, W), divided by the root of their width, and keys and values (2, P, H, G, M, W)."""
+        """Queries (P, H, G, M, W), divided by the root of W, and keys and values (2, P, H, G, M, W)."""
         _, _, p, h, g, _, w = self.own.shape
         apart = qkv.view(p, g, -1, 3, h, w).permute(3, 0, 4, 1, 2, 5)
         q = torch.empty(apart.shape[1:], dtype=self.own.dtype, device=qkv.device).copy_(apart[0])
@@ -92,7 +92,7 @@ class KVCache:
     def _attended(
         self, layer: int, q: Float[Tensor, "p h g m w"], size: int, hidden: Tensor | None, dtype: torch.dtype
     ) -> Float[Tensor, "n m d"]:
-        """The heads' values, joined, from the prompts and the first `size` added tokens, less those `hidden`."""
+        """The attention output, heads joined, over prompts and the first `size` added tokens where not `hidden`."""
         p, h, g, m, w = q.shape
         prompt_keys, prompt_values, keys, values = self.flat[layer]
         with torch.autocast(q.device.type, enabled=False):
@@ -108,15 +108,15 @@ class KVCache:
         return joined.view(p * g, m, h * w)
 
     def _assign(self, owner: Int[Tensor, " n"]) -> None:
-        """Row n continues prompt owner[n]; rows are sorted by prompt."""
+        """Sets the indices and views that depend on `owner`: row n continues prompt owner[n], sorted by prompt."""
         counts = owner.bincount()
         first = counts.cumsum(0) - counts
         self.owner = owner
-        self.place = torch.arange(len(owner), device=owner.device) - first[owner]  # (N,) of a row in its group
+        self.place = torch.arange(len(owner), device=owner.device) - first[owner]  # (N,) a row's index in its group
         places = torch.arange(int(counts.max()), device=owner.device)
-        self.members = (first[:, None] + places).clamp(max=len(owner) - 1)  # (P, G); a short group ends in strangers
-        self.whole = self.own.shape[2] == len(counts)  # rows lie as the products with prompts take them
-        # As products take them, of each layer: keys (P H, W, S) and values (P H, S, W) of the prompts, and both of the
+        self.members = (first[:, None] + places).clamp(max=len(owner) - 1)  # (P, G); short groups end in other rows
+        self.whole = self.own.shape[2] == len(counts)  # rows are stored as the products with prompts need them
+        # Views for the products, per layer: keys (P H, W, S) and values (P H, S, W) of the prompts, and those of the
         # added tokens, (N H, W, capacity) and (N H, capacity, W).
         self.flat = [
             (k.flatten(0, 1).mT, v.flatten(0, 1), own[0].flatten(0, 2).mT, own[1].flatten(0, 2))
@@ -125,12 +125,12 @@ class KVCache:
         self.flat_bias = self.bias.flatten(0, 1)  # (P H, 1, S)
 
     def _together(self, x: Float[Tensor, "p h g m k"]) -> Float[Tensor, "ph gm k"]:
-        """The rows side by side under their prompts, so that one product serves a whole group."""
+        """The rows of each group in one dimension, so that one product with their prompt serves them all."""
         groups = x if self.whole else x[self.members, :, 0].transpose(1, 2)
         return groups.reshape(-1, groups.shape[2] * x.shape[3], x.shape[4])
 
     def _apart(self, x: Float[Tensor, "ph gm k"], like: Float[Tensor, "p h g m w"]) -> Float[Tensor, "p h g m k"]:
-        """The rows again as `like` has them."""
+        """The inverse of `_together`: the rows in the layout of `like`."""
         _, h, _, m, _ = like.shape
         groups = x.view(len(self.members), h, -1, m, x.shape[2])
         return groups if self.whole else groups[self.owner, :, self.place, None]

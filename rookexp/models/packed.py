@@ -1,4 +1,4 @@
-"""Linear layers for decoding: their matrices laid out or cast once, not in every product of a few rows."""
+"""Linear layers for decoding: their matrices are laid out or cast once instead of in every product of a few rows."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-ROWS = 32  # rows for which the layout is chosen; it serves any number
-# Numbers of a float32 matrix up to which the plain product is faster for few rows: a call of oneDNN alone takes 15 us.
+ROWS = 32  # number of input rows the layout is optimised for; any number works
+# Elements of a float32 matrix up to which the plain product is faster for few rows: a oneDNN call alone takes 15 us.
 SMALL = 1 << 17
 
 
 class PackedLinear(nn.Module):
-    """`nn.Linear` from a copy of its weights: later changes to them do not reach it."""
+    """`nn.Linear` with a packed copy of its weights: later changes to the originals do not reach it."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class PackedLinear(nn.Module):
 
 
 class CopiedLinear(nn.Module):
-    """`nn.Linear` from a copy of its weights in `dtype`, for others to bring up to date where it lies."""
+    """`nn.Linear` with a copy of its weights in `dtype`; `copies` can be refreshed in place from `sources`."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         super().__init__()
@@ -44,12 +44,12 @@ class CopiedLinear(nn.Module):
 
 
 def product_dtype(device_type: str) -> torch.dtype | None:
-    """What the caller's autocast computes matrix products in; None without one: the weights' own dtype."""
+    """The dtype of matrix products under the caller's autocast; None without autocast: the weights' own dtype."""
     return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
 
 
 def packing(weight: Tensor) -> Callable[[Tensor, Tensor | None], nn.Module] | None:
-    """What packs matrices like this one, in the dtype of the caller's autocast; None where the machine packs none."""
+    """A function that packs matrices like `weight` in the dtype of the caller's autocast; None where none can be."""
     dtype = product_dtype("cpu") or weight.dtype
     able = dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
     if weight.device.type != "cpu" or not able or not torch.backends.mkldnn.is_available():
@@ -63,7 +63,7 @@ def packing(weight: Tensor) -> Callable[[Tensor, Tensor | None], nn.Module] | No
 
 
 def with_packed_layers(module: nn.Module, pack: Callable[[Tensor, Tensor | None], nn.Module]) -> nn.Module:
-    """A copy of `module` that shares its weights, but for those of its linear layers: these packed."""
+    """A copy of `module` that shares its weights, except that `pack` has replaced the linear layers."""
     twin = copy.copy(module)
     twin._modules = {
         name: pack(child.weight, child.bias) if isinstance(child, nn.Linear) else with_packed_layers(child, pack)

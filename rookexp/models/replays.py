@@ -1,4 +1,4 @@
-"""Decoding steps that are recorded once and replayed for every token, as CUDA graphs, without the host."""
+"""Decoding steps that are recorded once, as CUDA graphs, and replayed for every token without the host's work."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from rookexp.models.kv_cache import KVCache
 from rookexp.models.packed import CopiedLinear, product_dtype
 from rookexp.models.static_cache import StaticCache
 
-PROMPT_STEP = 16  # prompts are padded to a multiple of so many tokens, so that batches of unlike prompts share a shape
-WINDOW = 32  # added tokens; a step reads the cache up to a multiple of these, and has a recording for each
-KEPT = 32  # shapes whose recordings are kept
+PROMPT_STEP = 16  # prompts are padded to a multiple of this many tokens, so that more batches share a shape
+WINDOW = 32  # in tokens: a step reads the cache up to the next multiple of this, and has one recording per multiple
+KEPT = 32  # most shapes whose recordings are kept; then the oldest is dropped
 
 Step = Callable[[], None]
-Record = Callable[[Step], Step]  # runs a step, and gives what runs it again: the same kernels on the same memory
+Record = Callable[[Step], Step]  # runs a step and returns a function that runs it again: same kernels, same memory
 
 
 class CudaGraphs:
-    """Records steps as CUDA graphs. They share a pool of memory for what is in between, as no two run at a time.
+    """Records steps as CUDA graphs, which share one memory pool for intermediate results: no two run at a time.
 
     Source: PyTorch's notes on CUDA semantics, "CUDA Graphs".
     """
@@ -39,20 +39,20 @@ class CudaGraphs:
             number.zero_()
 
     def __call__(self, step: Step) -> Step:
-        """Runs the step, which loads its kernels and makes their workspaces: no capture may. Then captures it."""
+        """Runs the step, to load kernels and make workspaces, which no capture may; then captures it for replay."""
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             step()
         torch.cuda.current_stream().wait_stream(self.stream)
         graph = torch.cuda.CUDAGraph()
         with self._capturing(graph):
-            step()  # is noted, not run
+            step()  # captured, not run
         replay: Step = graph.replay
         return replay
 
     @contextmanager
     def _capturing(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
-        """Notes what is run; meanwhile no graph of another model is freed, and other threads may use the device."""
+        """Captures what runs inside; meanwhile no graph of another model is freed; other threads may use the device."""
         collects = gc.isenabled()
         gc.disable()
         try:
@@ -64,9 +64,9 @@ class CudaGraphs:
 
 
 class Replays:
-    """The recordings of one model's decoding steps, by shape of batch and way of drawing.
+    """The recordings of one model's decoding steps, by batch shape and sampling settings.
 
-    All caches lie in the same `memory`, as large as the largest so far; only one batch is decoded at a time.
+    All caches share the same `memory`, as large as the largest so far; only one batch is decoded at a time.
     """
 
     def __init__(self, record: Record) -> None:
@@ -76,14 +76,14 @@ class Replays:
         self.twins: dict[torch.dtype, Any] = {}  # copies of the model that compute in another dtype
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Replays:
-        """None yet: a copied model has weights of its own."""
+        """A copy starts without recordings, because a copied model has its own weights."""
         return Replays(self.record)
 
     @torch.no_grad()
     def twin(self, dtype: torch.dtype, copied: Callable[[], nn.Module]) -> Any:
-        """The copy that `copied` made at the first call, with the weights of now where the old ones lay.
+        """The copy that `copied` made at the first call, with the current weights written over the old ones in place.
 
-        So no step casts weights, and a recording finds them.
+        So no step casts weights, and recordings find them at the same addresses.
         """
         if dtype not in self.twins:
             self.twins[dtype] = copied()
@@ -102,7 +102,7 @@ class Replays:
         sampling: Sampling,
         eot_id: int,
     ) -> Batch:
-        """A batch after its first token; `model` is a packed one, `cache` and `logits` what its prompts gave."""
+        """A batch with its first tokens drawn; `model` is packed, `cache` and `logits` come from its prefill."""
         prompts, (steps, n) = len(cache.lengths), uniforms.shape
         size = -(-cache.prompt_keys.shape[3] // PROMPT_STEP) * PROMPT_STEP
         capacity = -(-(steps - 1) // WINDOW) * WINDOW  # the last token drawn is never fed back
@@ -111,7 +111,7 @@ class Replays:
         floats = StaticCache.floats(cache, *shape)
         if self.memory is None or len(self.memory) < floats:
             self.batches.clear()
-            self.memory = None  # before the new one is there
+            self.memory = None  # freed before the new one is allocated
             self.memory = uniforms.new_empty(floats)
         if key not in self.batches:
             if len(self.batches) == KEPT:
@@ -124,9 +124,9 @@ class Replays:
 
 
 class Batch:
-    """Rows of one shape that are decoded in step, all to the end: those that have ended go on unread.
+    """Rows of one shape, decoded in lockstep: finished rows run on, and their output is ignored.
 
-    What a step reads and writes are buffers; of the host's it knows nothing but the cache's window.
+    A step reads and writes only buffers on the device; the only host value it depends on is the cache's window.
     """
 
     def __init__(
@@ -139,16 +139,16 @@ class Batch:
         self.eot_id = eot_id
         self.record = record
         self.replays: dict[int, Step] = {}  # by window
-        self.steps = 0  # tokens drawn, as the host knows it
-        self.place = torch.zeros(1, dtype=torch.long, device=device)  # the same on the device
-        self.tokens = torch.zeros(n, dtype=torch.long, device=device)  # those drawn last
+        self.steps = 0  # tokens drawn per row, counted on the host
+        self.place = torch.zeros(1, dtype=torch.long, device=device)  # the same, on the device
+        self.tokens = torch.zeros(n, dtype=torch.long, device=device)  # each row's last token
         self.live = torch.zeros_like(self.tokens, dtype=torch.bool)  # rows without an end-of-text
         self.uniforms = torch.zeros(width, n, device=device)
         self.drawn = self.tokens[:, None].repeat(1, width)
         self.logprobs = torch.zeros(n, width, device=device)
 
     def begin(self, cache: KVCache, logits: Tensor, uniforms: Tensor) -> None:
-        """Takes other rows of the same shape and draws their first tokens."""
+        """Starts over with other rows of the same shape and draws their first tokens."""
         self.cache.fill(cache)
         self.uniforms[: len(uniforms)] = uniforms
         self.live.fill_(True)
@@ -157,7 +157,7 @@ class Batch:
         self._draw(logits)
 
     def step(self) -> None:
-        """One more token a row; the first step in a window is recorded."""
+        """Draws one more token per row; the first step in each window is recorded."""
         window = -(-self.steps // WINDOW) * WINDOW
         if window in self.replays:
             self.replays[window]()
@@ -167,12 +167,12 @@ class Batch:
         self.steps += 1
 
     def _step(self) -> None:
-        """What is recorded."""
-        with torch.autocast(self.tokens.device.type, enabled=False):  # its casts of weights have no place here
+        """The recorded step: a forward and a draw."""
+        with torch.autocast(self.tokens.device.type, enabled=False):  # its weight casts must not be recorded
             self._draw(self.model.logits(self.model.decode(self.tokens, self.cache)))
 
     def _draw(self, logits: Float[Tensor, "n v"]) -> None:
-        """Draws a token a row, and notes it and its log-prob."""
+        """Draws one token per row and stores it and its log-prob."""
         uniforms = self.uniforms.index_select(0, self.place)[0]
         tokens, logprobs = draw(logits, uniforms, self.sampling)
         self.drawn.index_copy_(1, self.place, tokens[:, None])

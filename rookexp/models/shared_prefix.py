@@ -1,4 +1,4 @@
-"""Rows that continue shared prompts: every token once, without padding, and how they attend."""
+"""Rows that continue shared prompts, packed so that every token is there once, without padding; their attention."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from torch import Tensor
 
 from rookexp.ops import parts
 
-# Attention weights of a CPU that are computed at a time, in float32: the passes over them find them in its cache.
+# On a CPU, bytes of float32 attention weights that are computed at a time: all passes over them stay in its cache.
 CACHED_BYTES = 8 << 20
-BLOCK = 96  # tokens of a row that attend at a time there: what none of them sees is not computed
+BLOCK = 96  # on a CPU, tokens of a row that attend at a time: keys that none of them may see are left out
 
 
 class Piece:
-    """Rows whose attention a CPU computes at a time: some that continue a prompt, or the prompts themselves."""
+    """Rows whose attention a CPU computes at once: some of those that continue a prompt, or some of the prompts."""
 
     def __init__(self, prompt: slice, first: int, sizes: Int[Tensor, " n"], later: Float[Tensor, "c c"]) -> None:
-        self.prompt = prompt  # the prompt's place among all tokens; empty where there is none
-        self.tokens = slice(first, first + int(sizes.sum()))  # the rows' place
+        self.prompt = prompt  # where the prompt is among all tokens; empty if the rows are prompts
+        self.tokens = slice(first, first + int(sizes.sum()))  # where the rows are
         self.shape = len(sizes), int(sizes.max())  # rows, and tokens of the longest
         inside = torch.arange(self.shape[1]) < sizes[:, None]
-        # (T,) places of the tokens, were the rows padded to the longest; None = that pads nothing.
+        # (T,) indices of the tokens in the rows padded to the longest, flattened; None = all rows have that length.
         self.places = None if inside.all() else inside.flatten().nonzero()[:, 0]
-        self.later = later[: self.shape[1], : self.shape[1]]  # -inf where one token of a row comes after another
+        self.later = later[: self.shape[1], : self.shape[1]]  # -inf where the key comes after the query
 
     def padded(self, x: Float[Tensor, "t k"]) -> Float[Tensor, "n c k"]:
-        """The rows, of all tokens, with zeros behind the shorter ones."""
+        """This piece's rows out of all T tokens, shorter rows padded on the right with zeros."""
         x = x[self.tokens]
         if self.places is not None:
             x = x.new_zeros(self.shape[0] * self.shape[1], x.shape[1]).index_copy_(0, self.places, x)
         return x.view(*self.shape, x.shape[1])
 
     def flat(self, x: Float[Tensor, "h nc w"]) -> Float[Tensor, "t h w"]:
-        """The tokens of padded rows."""
+        """The tokens of padded rows (H, N C, W), without the padding and with the head dimension second."""
         return (x if self.places is None else x.index_select(1, self.places)).transpose(0, 1)
 
 
 class SharedPrefix:
-    """The T tokens of P prompts and of the N rows that continue them; the last of a row, which predicts none, is left.
+    """The T tokens of P prompts and N rows that continue them, without each row's last token, which predicts none.
 
-    Prompts come first, then the rows, those of a prompt together.
+    Prompts come first, then the rows, grouped by prompt.
     """
 
     def __init__(
@@ -62,49 +62,49 @@ class SharedPrefix:
         order = owner.argsort(stable=True)
         self.n_head = n_head
         self.lengths = lengths
-        self.owner = owner[order]  # (N,) the prompt of each row
-        self.sizes = (sizes[order] - 1).clamp(min=0)  # (N,) and its tokens
+        self.owner = owner[order]  # (N,) index of each row's prompt, ascending
+        self.sizes = (sizes[order] - 1).clamp(min=0)  # (N,) tokens of each row, without its last
         columns = torch.arange(max(s, c - 1), device=prompts.device)
-        self.on_prompt = columns[:s] < lengths[:, None]  # (P, S) where padded prompts have a token
+        self.on_prompt = columns[:s] < lengths[:, None]  # (P, S) True where the padded prompts have a token
         on_rows = columns[: c - 1] < self.sizes[:, None]  # (N, C - 1)
-        self.at = torch.cat((self.on_prompt.flatten(), on_rows.flatten())).nonzero()[:, 0]  # (T,) places of the tokens
+        self.at = torch.cat((self.on_prompt.flatten(), on_rows.flatten())).nonzero()[:, 0]  # (T,) places in padded rows
         places = torch.zeros(p * s + n * (c - 1), dtype=self.at.dtype, device=self.at.device)
         places[self.at] = torch.arange(len(self.at), device=self.at.device)
         last = places[owner * s + lengths[owner] - 1]
         rows = places[p * s :].view(n, c - 1)[order.argsort()]
-        self.predicting = torch.cat((last[:, None], rows), 1)  # (N, C) the token that predicts each of a completion
+        self.predicting = torch.cat((last[:, None], rows), 1)  # (N, C) index of each completion token's predictor
         self.tokens = torch.cat((prompts.flatten(), completions[order, :-1].flatten()))[self.at]
         positions = columns[:s].expand(p, s).flatten(), (lengths[self.owner, None] + columns[: c - 1]).flatten()
-        self.positions = torch.cat(positions)[self.at]  # (T,) column of each token after its row's first
+        self.positions = torch.cat(positions)[self.at]  # (T,) of each token in its prompt and completion, from 0
         self.shape = p, s, n, c - 1
 
     def apart(self, x: Float[Tensor, "t d"]) -> Float[Tensor, "n c d"]:
-        """What stands at the tokens that predict those of the completions; what stands at padding means nothing."""
+        """`x` at the token that predicts each completion token, rows in the caller's order; arbitrary at padding."""
         return x.index_select(0, self.predicting.flatten()).view(*self.predicting.shape, -1)
 
     def attend(self, qkv: Float[Tensor, "t k"]) -> Float[Tensor, "t d"]:
-        """The heads' values, joined, of all tokens; a token sees its row up to itself, and the row's prompt."""
+        """The attention output, heads joined, of all tokens; a token sees its row up to itself and the row's prompt."""
         if qkv.device.type != "cpu":
             return self._masked(qkv)
         attended: Tensor = _Attention.apply(qkv, self.pieces, self.n_head)
         return attended
 
     def keys_and_values(self, qkv: Float[Tensor, "t k"]) -> Float[Tensor, "2 p h s w"]:
-        """Those of the prompts, in float32, with zeros behind the shorter ones; nothing continues them yet."""
+        """The prompts' keys and values in float32, zero-padded on the right; only while no row continues them."""
         p, s, _, _ = self.shape
         own = qkv[:, qkv.shape[1] // 3 :].float()
         padded = own.new_zeros(p * s, own.shape[1]).index_copy_(0, self.at, own)
         return padded.view(p, s, 2, self.n_head, -1).permute(2, 0, 3, 1, 4)
 
     def _masked(self, qkv: Float[Tensor, "t k"]) -> Float[Tensor, "t d"]:
-        """`attend` by PyTorch's kernels: rows padded, with their prompts' keys and values before their own."""
+        """`attend` with PyTorch's kernels, on padded rows whose keys and values follow those of their prompts."""
         p, s, n, c = self.shape
         padded = qkv.new_zeros(p * s + n * c, qkv.shape[1]).index_copy(0, self.at, qkv)
         of_prompts, of_rows = padded.unflatten(1, (3, self.n_head, -1)).split((p * s, n * c))
         q, k, v = of_prompts.unflatten(0, (p, s)).permute(2, 0, 3, 1, 4)
         on_prompts = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         q, own_k, own_v = of_rows.unflatten(0, (n, c)).permute(2, 0, 3, 1, 4)
-        # index_select, because its backward adds rows in parallel, and that of k[owner] one by one.
+        # index_select, because its backward adds rows in parallel; the backward of k[owner] adds them one by one.
         k, v = (torch.cat((x.index_select(0, self.owner), own), 2) for x, own in ((k, own_k), (v, own_v)))
         on_rows = F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask)
         joined = torch.cat([x.transpose(1, 2).reshape(-1, qkv.shape[1] // 3) for x in (on_prompts, on_rows)])
@@ -112,14 +112,14 @@ class SharedPrefix:
 
     @cached_property
     def mask(self) -> Bool[Tensor, "n 1 c w"]:
-        """What padded rows see of their prompts and of themselves."""
+        """True where a token of a padded row may see a token of its prompt, or of the row itself."""
         _, s, n, c = self.shape
         own = torch.ones(c, c, dtype=torch.bool, device=self.at.device).tril()
         return torch.cat((self.on_prompt[self.owner, None].expand(n, c, s), own.expand(n, c, c)), -1)[:, None]
 
     @cached_property
     def pieces(self) -> list[Piece]:
-        """All tokens, so many rows at a time as their weights fit into CACHED_BYTES, but one at least."""
+        """All tokens, in pieces of as many rows as keep a block's weights within CACHED_BYTES, at least one row."""
         ends = [0, *accumulate(self.lengths.tolist())]
         prompts = [slice(0, 0), *map(slice, ends, ends[1:])]
         rows = self.sizes.split(self.owner.bincount(minlength=len(self.lengths)).tolist())
@@ -135,9 +135,9 @@ class SharedPrefix:
 
 
 class _Attention(torch.autograd.Function):
-    """`SharedPrefix.attend` on a CPU, in float32 at least, as the cached one; backward computes its weights again.
+    """`SharedPrefix.attend` on a CPU, in at least float32, like cached decoding; backward recomputes the weights.
 
-    PyTorch's kernel for CPUs takes about twice as long at rows of 64 tokens, and wants each row's keys in one block.
+    PyTorch's CPU kernel takes about twice as long for rows of 64 tokens, and needs each row's keys in one block.
     """
 
     @staticmethod
@@ -189,7 +189,7 @@ class _Attention(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class _Heads:
-    """What the heads make of a piece: q, k and v (H N, C, W) of its rows, keys and values (H, S, W) of their prompt."""
+    """A piece split by heads: q, k and v (H N, C, W) of its rows, keys and values (H, S, W) of their prompt."""
 
     q: Float[Tensor, "hn b w"]  # divided by the root of W
     k: Float[Tensor, "hn c w"]
@@ -200,37 +200,37 @@ class _Heads:
 
     @classmethod
     def of(cls, qkv: Float[Tensor, "t k"], piece: Piece, n_head: int) -> _Heads:
-        """All of a piece's."""
+        """The heads of a whole piece; q is divided by the root of W."""
         q, k, v = _heads(piece.padded(qkv), 3, n_head)
         prompt_k, prompt_v = _heads(qkv[None, piece.prompt, qkv.shape[1] // 3 :], 2, n_head)
         return cls(q.mul_(q.shape[2] ** -0.5), k, v, prompt_k, prompt_v, n_head)
 
     def seen_by(self, block: slice) -> _Heads:
-        """The queries of some tokens of each row, and the keys and values that they may see."""
+        """The same, cut to the queries of the tokens `block` of each row and the row's keys and values they may see."""
         return replace(self, q=self.q[:, block], k=self.k[:, : block.stop], v=self.v[:, : block.stop])
 
     def weights(self, later: Float[Tensor, "b c"]) -> Float[Tensor, "hn b sc"]:
-        """How much of each token of the prompt, then of the row, each token takes; of `later` ones nothing."""
+        """Each token's attention weights over its prompt, then over its row; 0 where `later` is -inf."""
         on_prompt = self.apart(torch.bmm(self.together(self.q), self.prompt_k.mT))
         on_own = torch.baddbmm(later.to(self.q.dtype), self.q, self.k.mT)
         return torch.cat((on_prompt, on_own), -1).softmax(-1)
 
     def split(self, weights: Float[Tensor, "hn b sc"]) -> tuple[Tensor, Tensor]:
-        """Those of the prompt's tokens, and those of the row's."""
+        """The weights on the prompt's tokens, and those on the row's."""
         on_prompt, on_own = weights.split((self.prompt_k.shape[1], self.k.shape[1]), -1)
         return on_prompt, on_own
 
     def together(self, x: Float[Tensor, "hn c k"]) -> Float[Tensor, "h nc k"]:
-        """All rows of a head side by side, so that one product serves them."""
+        """All rows of each head in one dimension, so that one product serves them."""
         return x.unflatten(0, (self.n_head, -1)).flatten(1, 2)
 
     def apart(self, x: Float[Tensor, "h nc k"]) -> Float[Tensor, "hn c k"]:
-        """The rows of each head one by one."""
+        """The inverse of `together`: each row of each head by itself."""
         return x.unflatten(1, (-1, self.q.shape[1])).flatten(0, 1)
 
 
 def _heads(x: Float[Tensor, "n c k"], count: int, n_head: int) -> Float[Tensor, "count hn c w"]:
-    """Queries, keys, values, or some of them, head by head."""
+    """`x` (`count` of queries, keys and values, side by side) split by heads, in at least float32."""
     apart = x.unflatten(2, (count, n_head, -1)).permute(2, 3, 0, 1, 4)
     exact = torch.promote_types(x.dtype, torch.float32)
     return torch.empty(apart.shape, dtype=exact).copy_(apart).flatten(1, 2)

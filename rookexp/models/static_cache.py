@@ -1,4 +1,4 @@
-"""A cache whose buffers stay where they are, so that one recorded decoding step serves every token of every batch."""
+"""A KV cache whose buffers never move, so that one recorded decoding step serves every token of every batch."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from rookexp.models.kv_cache import KVCache
 
 
 class StaticCache(KVCache):
-    """What KVCache holds, at full capacity from the start; how many tokens are in it is a number on the device.
+    """A KVCache allocated at full capacity from the start; the number of tokens in it is kept on the device.
 
-    Added slots are seen up to `window`, a host number, and among these up to the newest. All rows stay to the end.
+    Attention reads the slots of added tokens up to `window`, a number on the host, and masks those after the newest
+    token. Rows are never dropped.
     """
 
     def __init__(self, like: KVCache, size: int, group_size: int, capacity: int, memory: Float[Tensor, " m"]) -> None:
-        """Room for prompts such as `like` holds, of up to `size` tokens, in the first `floats` numbers of `memory`."""
+        """Room for prompts as in `like`, of up to `size` tokens each, in the first `floats(...)` items of `memory`."""
         layers, prompts, heads, _, width = like.prompt_keys.shape
         shape = layers, prompts, heads, size, width
         each = torch.Size(shape).numel()
@@ -26,13 +27,13 @@ class StaticCache(KVCache):
         self.own = own.view(layers, 2, prompts, heads, group_size, capacity, width)
         self._assign(self.owner)
         self.slots = torch.arange(capacity, device=memory.device)
-        self.hidden = self.slots > 0  # the slots after that of the next token
-        self.written = torch.zeros(1, dtype=torch.long, device=memory.device)  # tokens that every row has added
+        self.hidden = self.slots > 0  # True at the slots after the next token's
+        self.written = torch.zeros(1, dtype=torch.long, device=memory.device)  # tokens that each row has added
         self.window = 0  # slots that `attend` reads
 
     @staticmethod
     def floats(like: KVCache, size: int, group_size: int, capacity: int) -> int:
-        """How many numbers such a cache takes."""
+        """The number of elements of memory that such a cache takes."""
         layers, prompts, heads, _, width = like.prompt_keys.shape
         return 2 * layers * heads * width * prompts * (size + group_size * capacity)
 
@@ -42,25 +43,25 @@ class StaticCache(KVCache):
         return self.lengths[self.owner] + self.written
 
     def fill(self, cache: KVCache) -> None:
-        """Begins with the prompts of `cache` and nothing added."""
+        """Starts over with the prompts of `cache` and no added tokens."""
         size = cache.prompt_keys.shape[3]
         self.bias.fill_(-torch.inf)
         self.bias[..., :size] = cache.bias
         self.lengths.copy_(cache.lengths)
         for own, new in ((self.prompt_keys, cache.prompt_keys), (self.prompt_values, cache.prompt_values)):
             own[..., :size, :] = new
-            own[..., size:, :].zero_()  # what an earlier batch left has weight 0, but 0 * NaN is NaN
+            own[..., size:, :].zero_()  # leftovers of an earlier batch have weight 0, but 0 * NaN is NaN
         self.own.zero_()
         self.written.zero_()
         self.hidden.copy_(self.slots > 0)
 
     def attend(self, layer: int, qkv: Float[Tensor, "n 1 k"]) -> Float[Tensor, "n 1 d"]:
-        """The heads' values, joined, of one more token a row from its query, key and value; caches the latter two."""
+        """The attention output, heads joined, of one more token per row; caches its key and value."""
         q, new = self._heads(qkv)
         self.own[layer].index_copy_(4, self.written, new.to(q.dtype))
         return self._attended(layer, q, self.window, self.hidden[: self.window], qkv.dtype)
 
     def step(self) -> None:
-        """The tokens just attended to are in."""
+        """Counts the tokens that `attend` has added to every layer."""
         self.written += 1
         torch.gt(self.slots, self.written, out=self.hidden)

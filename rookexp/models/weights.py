@@ -1,4 +1,4 @@
-"""GPT-2 folders in the Hugging Face layout, in and out; nothing is guessed: what does not fit is named and refused."""
+"""Loads and saves GPT-2 folders in the Hugging Face layout. Nothing is guessed: what does not fit is an error."""
 
 from __future__ import annotations
 
@@ -25,21 +25,22 @@ PICKLES = "pickles can run code when read; where you trust them, "
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 FILES = ("config.json", "generation_config.json", WEIGHTS, *TOKENIZER, "vocab.json", "merges.txt", "added_tokens.json")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-# Model files of a repository that `push` removes where it does not send them: loaders would take them beside the new
-# ones, or instead. No pattern reaches into folders of other names.
+# Model files that `push` removes from a repository unless it sends them: loaders would read them beside the new ones,
+# or instead. No pattern matches files in folders of other names.
 SUPERSEDED = (
     "model*.safetensors*", "pytorch_model*.bin*", "tf_model*.h5*", "flax_model*.msgpack*", "adapter_config.json",
     "adapter_model.*", "vocab.json", "merges.txt", "added_tokens.json", "special_tokens_map.json",
 )  # fmt: skip
 END_OF_TEXT = "<|endoftext|>"
 REPO = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # a Hub id: owner/name
-PROBE_TOKENS = 8  # of the forward that a model must pass when it is loaded
+PROBE_TOKENS = 8  # length of the test forward when a model is loaded
 
 # In the file a projection is [in, out] (Conv1D), here [out, in] (Linear).
 PROJECTIONS = {"attn.c_attn": "c_attn", "attn.c_proj": "attn_proj", "mlp.c_fc": "c_fc", "mlp.c_proj": "mlp_proj"}
 
 SIZES = ("n_layer", "n_head", "n_embd", "n_positions", "vocab_size")
-# What a config.json may say about the forward pass; an absent key has the layout's own default, the first one here.
+# The values that a config.json may have for keys of the forward pass; an absent key means the layout's default, the
+# first value here.
 HONOURED: dict[str, tuple[Any, ...]] = {
     "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
     "scale_attn_weights": (True,),
@@ -53,18 +54,18 @@ HONOURED: dict[str, tuple[Any, ...]] = {
 def fetch(repo_or_folder: str, revision: str | None) -> Path:
     """The folder itself if there is one of that name, else the local snapshot of that Hugging Face Hub repository.
 
-    `revision` is a branch, tag or commit of the repository; None is its main branch. What the Hub's cache has is not
-    loaded again, and with HF_HUB_OFFLINE=1 nothing is; a download shows its progress on stderr.
+    `revision` is a branch, tag or commit of the repository; None is its main branch. What is in the Hub's cache is not
+    downloaded again; with HF_HUB_OFFLINE=1 nothing is. A download shows its progress on stderr.
 
     Raises: DataError when there is neither, when the Hub cannot be reached, for a repository without safetensors, or
-    for the revision of a local folder.
+    when a local folder is asked for with a revision.
     """
     folder = Path(repo_or_folder).expanduser()
     if folder.is_dir():
         if revision is not None:
             raise DataError(f"{folder} is a local folder and has no revision {revision!r}; leave the revision empty")
         return folder
-    if not is_repo(repo_or_folder) or folder.parent.is_dir():  # an owner of whom there is a folder is a misspelt path
+    if not is_repo(repo_or_folder) or folder.parent.is_dir():  # where the "owner" is a folder: a misspelt path
         raise DataError(f"{repo_or_folder}: no such folder, and not a Hub id of the form owner/name")
     import huggingface_hub  # here, because a local folder does not need its import time
     from huggingface_hub import constants
@@ -74,7 +75,7 @@ def fetch(repo_or_folder: str, revision: str | None) -> Path:
     remedy = f"on a connected machine type `{command}` and give FOLDER instead"
     try:
         snapshot = huggingface_hub.snapshot_download(repo_or_folder, revision=revision, allow_patterns=list(FILES))
-    except Exception as error:  # refusals, lost connections and odd names come as classes of several libraries
+    except Exception as error:  # several libraries raise, for refusals, lost connections and odd names
         if constants.HF_HUB_OFFLINE:
             asked = "the Hub's cache has no such snapshot and HF_HUB_OFFLINE is set; unset it, or"
             raise DataError(f"{repo_or_folder}: not a folder here, {asked} {remedy}") from error
@@ -93,13 +94,13 @@ def is_repo(text: str) -> bool:
 
 
 def push(folder: Path, repo: str, *, names: Sequence[str], private: bool, overwrite: bool) -> str:
-    """The address of the Hub repository `repo` after the files `names` of the folder have been sent there.
+    """Sends the files `names` of the folder to the Hub repository `repo`, creating it, and returns its address.
 
-    The token is the one of `hf auth login` or HF_TOKEN; it is passed on to nobody. `overwrite`: the repository may be
-    there already, but a private one must not turn out to be public. What it has of SUPERSEDED and is not sent is
-    removed; its other files stay.
+    The token is that of `hf auth login` or HF_TOKEN; it is passed on to nobody. With `overwrite` the repository may
+    exist, but not as a public one if `private`. Its files that match SUPERSEDED and are not sent are removed; its
+    other files stay.
 
-    Raises: DataError when the Hub refuses, cannot be reached, or has such a repository already.
+    Raises: DataError when the Hub refuses, cannot be reached, or has a repository that these options do not allow.
     """
     import huggingface_hub
 
@@ -130,7 +131,7 @@ def load_model(folder: Path) -> GPT2:
     """The folder's GPT-2 with float32 weights, whatever the file's dtype; dropout in its config has no effect.
 
     Raises: DataError naming the file, and the key that is missing, unexpected, of a wrong shape, not finite or not
-    honoured; also for weights with which a forward over a few tokens is not finite.
+    supported; also for weights that give non-finite logits in a forward over a few tokens.
     """
     config = read_config(folder / "config.json")
     with torch.device("meta"):
@@ -147,10 +148,10 @@ def load_model(folder: Path) -> GPT2:
 def save_model(
     model: GPT2, folder: Path, *, dtype: Literal["float32", "bfloat16"], tokenizer_file: Path | None
 ) -> None:
-    """Writes config.json, generation_config.json and model.safetensors; tokenizer.json, if given, and its config.
+    """Writes config.json, generation_config.json, model.safetensors and, if given, tokenizer.json and its config.
 
-    Each file appears whole, the weights last: a folder with weights is complete. The end-of-text id in the configs is
-    that of the tokenizer file; null without one.
+    Each file is written atomically, the weights last: a folder with weights is complete. The end-of-text id in the
+    configs is that of the tokenizer file; null without one.
 
     Raises: DataError when the tokenizer file has no end-of-text token, or one outside the model's vocabulary; OSError
     where a file cannot be written.
@@ -176,7 +177,7 @@ def save_model(
 
 
 def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    """Writes a safetensors file, for whom the umask says: the library's own are their owner's alone.
+    """Writes a safetensors file with the permissions of the umask: the library's own are private to their owner.
 
     Raises: OSError where it cannot be written.
     """
@@ -184,7 +185,7 @@ def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     mode = path.stat().st_mode
     try:
         save_file(tensors, path, metadata={"format": "pt"})
-    except SafetensorError as error:  # what a full disk is called there
+    except SafetensorError as error:  # what the library raises on a full disk
         raise OSError(f"{path}: {error}") from error
     path.chmod(mode)
 
@@ -197,7 +198,7 @@ def parameter_count(model: GPT2) -> int:
 def read_config(path: Path) -> GPT2Config:
     """The sizes in a GPT-2 config.json.
 
-    Raises: DataError naming key, value and what is allowed, for anything that this model would not honour.
+    Raises: DataError naming key, value and what is allowed, for anything that this model does not support.
     """
     raw = _read_json(path)
 
@@ -233,7 +234,7 @@ def _config_json(config: GPT2Config, dtype: str) -> dict[str, Any]:
 
 
 def _names(config: GPT2Config) -> dict[str, str]:
-    """The file's key, without its prefix, of each of our parameters."""
+    """Maps the file's key, without the prefix 'transformer.', to the name of the model's parameter."""
     names = {"wte.weight": "wte.weight", "wpe.weight": "wpe.weight"}
     for i in range(config.n_layer):
         for theirs, ours in {"ln_1": "ln_1", "ln_2": "ln_2", **PROJECTIONS}.items():
@@ -247,14 +248,14 @@ def _is_projection(key: str) -> bool:
 
 
 def _state(tensors: Mapping[str, Tensor], model: GPT2, path: Path) -> dict[str, Tensor]:
-    """The model's state dict, float32 and contiguous, out of the file's tensors."""
+    """The model's state dict, float32 and contiguous, from the file's tensors; DataError for any that does not fit."""
     found: dict[str, Tensor] = {}
     for full, tensor in tensors.items():
         key = full.removeprefix("transformer.")
         if key in found:
             raise DataError(f"{path}: {key!r} is there twice, with and without the prefix 'transformer.'")
         found[key] = tensor
-    if "lm_head.weight" in found:  # tied: safetensors' own save_model keeps this name of the two
+    if "lm_head.weight" in found:  # tied: of the two names, safetensors' own save_model keeps this one
         found.setdefault("wte.weight", found["lm_head.weight"])
     state = {}
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
@@ -267,7 +268,7 @@ def _state(tensors: Mapping[str, Tensor], model: GPT2, path: Path) -> dict[str, 
         if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
             raise DataError(f"{path}: {key!r} is {tensor.dtype}; allowed: float32, bfloat16, float16, float64")
         tensor = tensor.to(torch.float32)
-        if not all(math.isfinite(bound) for bound in tensor.aminmax()):  # a NaN is both; isfinite() is far slower
+        if not all(math.isfinite(bound) for bound in tensor.aminmax()):  # NaN if any is; isfinite() is far slower
             raise DataError(f"{path}: {key!r} has values that are not finite")
         state[name] = (tensor.t() if _is_projection(key) else tensor).clone(memory_format=torch.contiguous_format)
     head = found.pop("lm_head.weight", None)
@@ -282,7 +283,7 @@ def _state(tensors: Mapping[str, Tensor], model: GPT2, path: Path) -> dict[str, 
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:
-    """Everything in the folder's safetensors file."""
+    """All tensors in the folder's safetensors file."""
     path = folder / WEIGHTS
     if not path.is_file():
         if (folder / f"{WEIGHTS}.index.json").is_file():
@@ -298,7 +299,7 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _conversion(source: str | Path) -> str:
-    """What to type where a model has no single file of safetensors."""
+    """The command to type where a model is not one safetensors file."""
     code = (
         "from transformers import AutoTokenizer as T, GPT2LMHeadModel as M; "
         f"M.from_pretrained('{source}').save_pretrained('NEW', max_shard_size='1TB'); "

@@ -1,4 +1,4 @@
-"""The critic of PPO: a number a token on top of the policy's hidden states."""
+"""The critic of PPO: one value per token, computed from the policy's hidden states."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rookexp.types import Experience, Policy
 
 
 class ValueHead(nn.Module):
-    """What the rest of the completion will be paid, as one linear map of the final hidden state; 0 everywhere at first.
+    """Predicts the reward of the rest of the completion: a linear map of the final hidden state, initially 0.
 
-    It computes in fp32, outside autocast: a bf16 value would part the targets from what is compared with them.
+    It computes in fp32, outside autocast: bf16 rounding would separate the targets from the values compared with them.
     """
 
     def __init__(self, width: int) -> None:
@@ -27,7 +27,7 @@ class ValueHead(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, hidden: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
-        """The value before each token, in the rewards' unit."""
+        """The value predicted by each hidden state, in the unit of the rewards."""
         with torch.autocast(hidden.device.type, enabled=False):
             values: Tensor = self.linear(hidden.to(self.linear.weight.dtype))[:, 0]
         return values
@@ -35,10 +35,10 @@ class ValueHead(nn.Module):
     def along(
         self, rows: Experience, mask: Bool[Tensor, "n t"], policy: Policy
     ) -> tuple[Float[Tensor, "n t"], Float[Tensor, " n"]]:
-        """The value before each completion token, 0 elsewhere, and after each row's last one."""
+        """The value before each completion token, 0 elsewhere, and the value after each row's last completion token."""
         n, width = mask.shape
         longer = F.pad(mask, (1, 0))  # column t + 1 follows token t
-        wanted = F.pad(mask, (0, 1)) | longer  # (N, T + 1) completion tokens and the place after each row's last one
+        wanted = F.pad(mask, (0, 1)) | longer  # (N, T + 1) completion tokens and the column after each row's last one
         wider = {f.name: F.pad(x, (0, 1)) for f in fields(rows) if (x := getattr(rows, f.name)).dim() == 2}
         padded = replace(rows, **wider | {"weights": wanted.float()})
         at = padded.predicting()

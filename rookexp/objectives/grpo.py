@@ -1,8 +1,8 @@
 """Policy-gradient training on groups of completions: sample, score, turn rewards into advantages, update.
 
 With a group baseline and the clipped loss it is GRPO (Shao et al. 2024, arXiv 2402.03300), with `returns.Gae` PPO.
-The policy loss, the divergence and its coefficient, the baseline, the aggregation and the way of the reference are
-objects of their own. Every distribution, of policy and reference, sampled or scored, is softmax(logits / temperature).
+The policy loss, the divergence and its coefficient, the baseline, the aggregation and the reference's update rule are
+separate objects. Every distribution, of policy and reference, sampled or scored, is softmax(logits / temperature).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rookexp.reference import Sync
 from rookexp.returns import Advantages, Baseline, TokenRewards
 from rookexp.types import Experience, LongReward, LossTerms, Policy, Reward, Rollouts, Scores, Tokenizer
 
-Aggregation = Callable[..., Tensor]  # (mask (N, T), max_new_tokens=) to weights (N, T): see rookexp.aggregation
+Aggregation = Callable[..., Tensor]  # (mask (N, T), max_new_tokens=) -> weights (N, T): see rookexp.aggregation
 
 
 class GRPO:
@@ -109,8 +109,8 @@ class GRPO:
                 parameter.requires_grad_(False)
             if reference_sync.moves:
                 self.modules["reference"] = cast("nn.Module", self.reference)
-        self.rows = 0  # of the last step
-        self.heads: dict[nn.Module, float] = {}  # what is trained beside the policy, and its learning rate
+        self.rows = 0  # completions of the last step
+        self.heads: dict[nn.Module, float] = {}  # modules trained beside the policy, and their learning rates
         self.value_head: ValueHead | None = None
         if baseline.needs_values:
             self.value_head = ValueHead(policy.head_weight.shape[1]).to(policy.head_weight.device)
@@ -120,7 +120,7 @@ class GRPO:
     def _refuse_what_cannot_work(
         self, sampling: generate.Sampling, own: Mapping[str, generate.Sampling], overlong_buffer: int | None
     ) -> None:
-        """Raises: ConfigError for choices that contradict each other, with the reason."""
+        """Checks the choices. Raises: ConfigError for those that contradict each other, with the reason."""
         if self.group_size == 1 and self.baseline.needs_groups:
             raise ConfigError(
                 "grpo.group_size=1: a lone completion has no others to be compared with; allowed: 2 or more, "
@@ -150,14 +150,14 @@ class GRPO:
     # ---- collect ------------------------------------------------------------------------------------------------
 
     def collect(self, step: int) -> tuple[Experience, dict[str, float]]:
-        """Samples, scores and compares the step's completions."""
+        """Samples and scores the step's completions and computes their advantages; returns the batch and metrics."""
         rollouts, scores, sampled = self.source.collect(step)
         self.rows = len(rollouts.texts)
         dead = self.source.dead(scores)
         metrics = rollout_metrics(rollouts, scores, dead) | {"completions/sampled": float(sampled)}
         if isinstance(self.source.reward, LongReward):
             metrics |= self.source.reward.metrics()
-        # The rows that count: all, or those of living groups, the others being as if they had never been sampled.
+        # `kept` are the rows that count: all, or those of living groups; the others are treated as never sampled.
         living = ~dead.to(rollouts.mask.device) | (self.dead_groups == "kept")
         kept = living.repeat_interleave(self.group_size)
         experience = self._experience(rollouts, kept)
@@ -184,7 +184,7 @@ class GRPO:
         return experience, metrics
 
     def _experience(self, rollouts: Rollouts, kept: Bool[Tensor, " n"]) -> Experience:
-        """What was sampled, weighted at the tokens that count; advantages, values and returns are 0."""
+        """The rollouts, with weights on the kept rows' completion tokens; advantages, values and returns are 0."""
         mask = shaping.masked_truncated(rollouts.mask, rollouts.truncated) if self.mask_truncated else rollouts.mask
         zeros = torch.zeros_like(rollouts.logprobs)
         weights = zeros.clone()
@@ -210,9 +210,9 @@ class GRPO:
         kept: Bool[Tensor, " n"],
         seen: Mapping[str, Tensor],
     ) -> Advantages:
-        """What the baseline makes of the kept rows' rewards, less beta times the divergence where rewards pay it.
+        """The baseline's advantages for the kept rows, clipped to +-advantage_clip, and its returns; other rows are 0.
 
-        Held within the advantage clip.
+        With kl_placement=reward the baseline gets the rewards less beta times the divergence.
         Raises: ConfigError where the baseline compares stages and the reward has none.
         """
         if not kept.any():
@@ -248,8 +248,10 @@ class GRPO:
         return Advantages(whole(advantages), None if found.returns is None else whole(found.returns))
 
     def _share_of_rewards(self, outcomes: Float[Tensor, " n"], kl_nats: Float[Tensor, "n t"]) -> float:
-        """a / (a + b), of how far the paid divergences (a) and the outcomes (b) are apart: their mean |x - mean| within
-        a group, or within the step for groups of one. What divides the two later, divides both.
+        """a / (a + b) for the spreads of the divergences in the reward (a) and of the outcome rewards (b); 0 if a is 0.
+
+        Spread: the mean |x - mean| within a group, or within the step for groups of one. Whatever the baseline divides
+        by divides both.
         """
         paid = self.coefficient.coefficient() * kl_nats.sum(1)
         size = self.group_size if self.group_size > 1 else len(paid)
@@ -257,15 +259,15 @@ class GRPO:
         return a / (a + b) if a else 0.0
 
     def _pays_kl(self) -> bool:
-        """Whether this step's rewards contain the divergence."""
+        """Whether this step's rewards include the divergence, with a coefficient above 0."""
         return self.kl_in_reward and self.coefficient.coefficient() > 0
 
     @torch.no_grad()
     def _training_forward(self, experience: Experience, mask: Tensor) -> dict[str, Tensor]:
-        """What the training forward says of the completions before the update, a group at a time.
+        """Results of the training forward on the completions before the update, computed one group at a time.
 
-        `logprobs`, `kl` (the divergence that the reward pays) and `values`, each (N, T) and 0 off the completions;
-        `final_values` (N,), the value after a row's last token. What nothing needs is left out.
+        `logprobs`, `kl` (the divergence in the reward) and `values`, each (N, T) and 0 outside the completions;
+        `final_values` (N,), the value after each row's last token. `kl` and the values are left out where not needed.
         """
         found: dict[str, list[Tensor]] = {}
         n, width = experience.tokens.shape
@@ -291,9 +293,9 @@ class GRPO:
     def loss(self, micro: Experience) -> LossTerms:
         """Sum over tokens of weight * (policy loss + beta divergence - entropy_coef entropy + value_coef value loss).
 
-        The old log-probs are the sampler's where it computes as the training forward does; else, rounding apart, they
-        are that forward's: taken before the first of several updates, or, for a single one, from this very forward,
-        because the policy that sampled is the policy that is updated; its ratio is exactly 1.
+        The old log-probs are the sampler's if it computes exactly as the training forward does. If not, those differ
+        by rounding, and a training forward gives them: one before the first of several updates, or, for a single
+        update, this one, because the policy that sampled is the policy being updated; its ratio is exactly 1.
         """
         at = micro.predicting()
         stats, hidden = self._stats(micro, at, self.reference)
@@ -321,7 +323,7 @@ class GRPO:
         }
         if stats.ref is not None:
             per_token["kl"] = stats.ref.kl.detach()  # nats, exact, not multiplied by beta
-            per_token["kl/forward"] = stats.ref.forward_kl  # the same in every run, whatever its divergence
+            per_token["kl/forward"] = stats.ref.forward_kl  # KL(policy || reference), whichever divergence is penalised
             per_token |= {f"kl/{f.__name__}": f(now, stats.ref.logprobs, now) for f in (kl.k1, kl.k2, kl.k3)}
         if self.single_update:
             per_token["sampler/abs_logprob_error"] = (now - sampled).abs()
@@ -334,7 +336,7 @@ class GRPO:
         return LossTerms(terms, per_token)
 
     def _penalty(self, logprobs: Tensor, ref: ops.ReferenceStats, old: Tensor) -> Float[Tensor, " m"]:
-        """The divergence that is penalised, at each token."""
+        """The penalised divergence at each token."""
         if isinstance(self.divergence, kl.Exact):
             return ref.kl
         return self.divergence.formula(logprobs, ref.logprobs, old)
@@ -342,7 +344,7 @@ class GRPO:
     def _stats(
         self, rows: Experience, at: Int[Tensor, " m"], reference: Policy | None
     ) -> tuple[ops.TokenStats, Float[Tensor, "m d"]]:
-        """Log-prob, entropy and divergence of the tokens that the positions `at` predict, and their hidden states."""
+        """Log-prob, entropy and divergence of the tokens predicted by positions `at`, and their hidden states."""
         places = completions_of(rows, at)
         with self.autocast():
             hidden = places.hidden(self.policy)
@@ -363,17 +365,17 @@ class GRPO:
     # ---- observe ------------------------------------------------------------------------------------------------
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
-        """The step's kl_coef and kl_share; then the coefficient sees the divergence, and reference or policy may move.
+        """The step's kl_coef and kl_share; also updates the coefficient and, where due, the reference or the policy.
 
         kl_coef is the beta that the step's loss used. kl_share = beta KL / (beta KL + mean |A|), in [0, 1], compares
-        the penalty with the advantages that pull against it, both as token means. It is no share of the loss, whose
+        the penalty with the advantages that pull against it, both as token means. It is not a share of the loss, whose
         policy term is near 0 on-policy whatever its gradient; grad_share/kl is the share of the gradient's norm. A
-        divergence in the reward is part of A: `collect` compares that one with the outcomes.
+        divergence in the reward is part of A: its kl_share comes from `collect`, which compares it with the outcomes.
         """
         if self.reference is None:
             return {}
         beta, kl_nats = self.coefficient.coefficient(), metrics.get("kl")
-        tokens = round(metrics["completions/mean_length"] * self.rows)  # with those that have no weight
+        tokens = round(metrics["completions/mean_length"] * self.rows)  # including those without a weight
         self.coefficient.observe(kl_nats, tokens=tokens, rows=self.rows)
         self.reference_sync.update(step + 1, cast("nn.Module", self.reference), cast("nn.Module", self.policy))
         if kl_nats is None or self.kl_in_reward:  # None: no token counted, as every group was dropped

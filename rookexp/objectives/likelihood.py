@@ -1,4 +1,4 @@
-"""Next-token training on whole documents, through the same trainer as reinforcement."""
+"""Next-token training on whole documents, run by the same trainer as reinforcement learning."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Documents:
     """Token documents in one flat tensor; each begins with a prompt and ends with its end-of-text token."""
 
     def __init__(self, documents: Iterable[tuple[Sequence[int], int]]) -> None:
-        """Of each document its ids, and how many of them are its prompt."""
+        """`documents` yields, for each document, its token ids and how many of them are the prompt."""
         flat, lengths, prompt_lengths = array("i"), array("q"), array("q")
         for ids, prompt_length in documents:
             flat.extend(ids)
@@ -34,7 +34,7 @@ class Documents:
         return len(self.ends)
 
     def batch(self, rows: Sequence[int]) -> tuple[Int[Tensor, "n t"], Bool[Tensor, "n t"], Bool[Tensor, "n t"]]:
-        """Right-padded ids (N, T), longest row first, their mask (N, T), and which of them are a prompt's (N, T)."""
+        """Right-padded ids, the mask of real tokens and the mask of prompt tokens, (N, T) each, longest row first."""
         spans = [(int(self.ends[r - 1]) if r else 0, int(self.ends[r]), int(self.prompt_lengths[r])) for r in rows]
         spans.sort(key=lambda span: span[0] - span[1])
         width = spans[0][1] - spans[0][0]
@@ -50,7 +50,7 @@ class Documents:
 def token_logprobs(
     policy: Policy, tokens: Int[Tensor, "n t"], at: Int[Tensor, " m"], head_chunk: int
 ) -> Float[Tensor, " m"]:
-    """log p in nats, at temperature 1, of the tokens that the positions `at` of the flattened (N, T - 1) predict."""
+    """Log-probs in nats, at temperature 1, of the tokens predicted by positions `at` of the flattened (N, T - 1)."""
     hidden = policy.hidden(tokens[:, :-1]).flatten(0, 1)[at]
     one = torch.ones(len(at), device=tokens.device)
     return ops.token_stats(hidden, policy.head_weight, ops.predicted(tokens, at), one, chunk=head_chunk).logprobs
@@ -59,7 +59,7 @@ def token_logprobs(
 class NextToken:
     """Mean negative log-likelihood in nats per token; every token but a document's first is predicted.
 
-    A token of a prompt counts `prompt_weight` times as much as another one.
+    A prompt token weighs `prompt_weight` times as much as any other token.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class NextToken:
         self._order: tuple[int, list[int]] = (-1, [])
 
     def collect(self, step: int) -> tuple[Experience, dict[str, float]]:
-        """The step's documents: a seeded order a pass, every document once in it."""
+        """The step's documents, and `epoch`, the passes before it; each pass is a seeded shuffle of all documents."""
         count = len(self.documents)
         start = step * self.batch_documents
         rows = [self._row(i // count, i % count) for i in range(start, start + self.batch_documents)]
@@ -105,7 +105,7 @@ class NextToken:
 
     @torch.no_grad()
     def validation_loss(self, documents: Documents, batch_documents: int) -> float:
-        """Mean negative log-likelihood in nats of the tokens of `documents`, weighed alike; first ones are left out."""
+        """Mean negative log-likelihood in nats per token of `documents`, all weighted alike; first tokens excluded."""
         total, count = 0.0, 0
         for start in range(0, len(documents), batch_documents):
             rows = range(start, min(start + batch_documents, len(documents)))
@@ -116,7 +116,7 @@ class NextToken:
         return total / count
 
     def _row(self, epoch: int, position: int) -> int:
-        """The document at a position of an epoch's order."""
+        """The index of the document at `position` in the shuffled order of `epoch`."""
         if self._order[0] != epoch:
             order = list(range(len(self.documents)))
             random.Random(ops.seed_of(self.seed, "documents", epoch)).shuffle(order)
@@ -124,7 +124,7 @@ class NextToken:
         return self._order[1][position]
 
     def _experience(self, documents: Documents, rows: Sequence[int], prompt_weight: float) -> Experience:
-        """Documents with a weight at every token but the first; the weights sum to 1."""
+        """The documents, with a weight on every token but each one's first; the weights sum to 1."""
         tokens, mask, prompt = (x.to(self.device) for x in documents.batch(rows))
         mask[:, 0] = False
         weights = mask * torch.where(prompt, prompt_weight, 1.0)

@@ -1,4 +1,4 @@
-"""What a step's rollouts say before anything is learned from them: metrics, and the rows of the completions table."""
+"""What a step's rollouts show before the update: metrics, and the rows of the completions table."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from rookexp.types import Prompt, Rollouts, Scores, by_task
 
 
 def rollout_metrics(rollouts: Rollouts, scores: Scores, dead: Bool[Tensor, " p"]) -> dict[str, float]:
-    """What is known before the update; parts are means over the completions to which they apply.
+    """A step's metrics before the update; each reward part is the mean over the completions to which it applies.
 
-    reward/std is over all completions (N - 1), 0 for a lone one. frac_reward_zero_std is the share of dead groups,
-    in which nothing is to be compared; frac_groups_all_best and frac_groups_all_worst are the shares of those at the
-    step's highest and at its lowest reward, as far as the two differ. completions/identical_frac is the share of
-    completions that another one of their group repeats; completions/truncated_frac the share without an end-of-text.
-    completions/tokens_per_forward is 1 without lookup. With several tasks reward/mean_<task> is each one's.
+    reward/std is over all completions (divisor N - 1), 0 for a single one. frac_reward_zero_std is the share of dead
+    groups, in which there is nothing to compare; frac_groups_all_best and frac_groups_all_worst are the shares of
+    groups that are dead at the step's highest and lowest reward, 0 if these are equal. completions/identical_frac is
+    the share of completions whose text occurs again in their group; completions/truncated_frac the share without an
+    end-of-text. completions/tokens_per_forward is 1 without lookup. With several tasks, reward/mean_<task> is each
+    task's mean reward.
     """
     rewards = scores.rewards.view(len(dead), -1)  # (P, G)
     highest, lowest = rewards.amax(), rewards.amin()
@@ -43,7 +44,7 @@ def rollout_metrics(rollouts: Rollouts, scores: Scores, dead: Bool[Tensor, " p"]
 
 
 def completion_rows(rollouts: Rollouts, scores: Scores, advantages: Float[Tensor, " n"]) -> list[dict[str, Any]]:
-    """One row a completion for the completions table; its advantage is the mean over its tokens."""
+    """One row per completion for the completions table; `advantages` are means over each completion's tokens."""
     flat, rewards, truncated = advantages.tolist(), scores.rewards.tolist(), rollouts.truncated.tolist()
     parts = {name: part.tolist() for name, part in scores.parts.items()}
     prompts: Sequence[Prompt] = rollouts.prompts

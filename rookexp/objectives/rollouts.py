@@ -1,4 +1,4 @@
-"""Rollouts: completions of a step's prompts, and what they are worth."""
+"""Rollouts: samples completions of a step's prompts and scores them."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class SamplingPolicy(Policy, generate.Decoder, Protocol):
 
 @runtime_checkable
 class Task(Protocol):
-    """What the policy is asked."""
+    """A source of prompts."""
 
     def select(self, step: int) -> tuple[Prompt, ...]:
-        """The P problems of a step."""
+        """The P prompts of a step."""
 
 
 class RolloutSource:
-    """Samples and scores a step's groups; what it gives depends on the weights, the seed and the step alone."""
+    """Samples and scores a step's groups; the result depends only on the weights, the seed and the step."""
 
     def __init__(
         self,
@@ -57,20 +57,20 @@ class RolloutSource:
         self.task = task
         self.reward = reward
         self.sampling = sampling
-        self.own_sampling = own_sampling  # of the kinds of prompt that have one of their own
+        self.own_sampling = own_sampling  # by kind of prompt, for the kinds that do not use `sampling`
         self.group_size = group_size
-        self.resamples = resamples  # how often a dead group is asked again
-        self.by_stage = by_stage  # whether the baseline compares stages, so that a group is dead where all are equal
+        self.resamples = resamples  # how often a dead group is sampled again at most
+        self.by_stage = by_stage  # whether the baseline compares stages: a dead group is then one with all stages equal
         self.overlong_buffer = overlong_buffer
         self.seed = seed
         self.autocast = autocast
 
     def collect(self, step: int) -> tuple[Rollouts, Scores, int]:
-        """The step's completions, their scores, and how many were sampled for them.
+        """The step's completions, their scores, and how many completions were sampled in all.
 
-        The prompts of dead groups are asked again with other draws, at most `resamples` times; what is dead then
-        stays.
-        Raises: ConfigError when the reward does not apply to a completion.
+        Dead groups are sampled again from the same prompts with other seeds, at most `resamples` times; groups that
+        are still dead after that stay.
+        Raises: ConfigError when the reward of a completion is not finite, such as NaN where it does not apply.
         """
         prompts = self.task.select(step)
         if isinstance(self.reward, LongReward):
@@ -88,13 +88,13 @@ class RolloutSource:
         return rollouts, scores, sampled
 
     def dead(self, scores: Scores) -> Bool[Tensor, " p"]:
-        """The groups that teach a baseline that compares nothing."""
+        """Which groups are dead: their rewards are equal, so that a baseline that compares them learns nothing."""
         return scores.dead(self.group_size, by_stage=self.by_stage)
 
     def sample(self, step: int, prompts: Sequence[Prompt], attempt: int = 0) -> Rollouts:
-        """A group of completions for each prompt; every row has a seed of its own, whatever is sampled beside it.
+        """A group of completions for each prompt; every row has its own seed, whatever is sampled beside it.
 
-        Prompts that are sampled in one way are completed together.
+        Prompts with the same sampling settings are decoded in one batch.
         """
         again = (attempt,) if attempt else ()
         parts, rows = [], []
@@ -120,17 +120,20 @@ class RolloutSource:
         )
 
     def sampling_of(self, prompt: Prompt) -> generate.Sampling:
-        """How completions of the prompt are drawn: as its kind has it, else as all."""
+        """The prompt's sampling settings: those of its kind if there are any, else the common ones."""
         return self.own_sampling.get(prompt.task, self.sampling)
 
     def batches(self, prompts: Sequence[Prompt]) -> Iterator[tuple[list[int], generate.Sampling]]:
-        """Which prompts are sampled together, by their places, and how."""
+        """For each distinct sampling setting, the indices of the prompts that use it, and the setting."""
         ways = [self.sampling_of(prompt) for prompt in prompts]
         for way in dict.fromkeys(ways):
             yield [p for p, other in enumerate(ways) if other == way], way
 
     def score(self, rollouts: Rollouts) -> Scores:
-        """The rewards, less the penalty on long completions, which is the part `overlong`."""
+        """The scores; the penalty on long completions, part `overlong` (-1 to 0), is added to the rewards.
+
+        Raises: ConfigError when a reward is not finite.
+        """
         scores = scores_of(self.reward, rollouts.prompts, rollouts.texts)
         rewards, parts, stages = scores.rewards, dict(scores.parts), scores.stages
         if not (finite := rewards.isfinite()).all():
@@ -145,7 +148,7 @@ class RolloutSource:
             limits = torch.tensor([self.sampling_of(prompt).max_new_tokens for prompt in rollouts.prompts])
             longest = int(limits.max())
             places = torch.tensor([self.policy.config.n_positions - len(prompt.ids) for prompt in rollouts.prompts])
-            # What counts is the room that is left, of the limit or of the model.
+            # The penalty depends on the tokens left before the prompt's own limit or the model's last position.
             later = (longest - limits.minimum(places)).repeat_interleave(self.group_size)
             parts["overlong"] = shaping.overlong_penalty(
                 rollouts.mask.sum(1).cpu() + later, max_new_tokens=longest, buffer=self.overlong_buffer
@@ -157,7 +160,7 @@ class RolloutSource:
         return Scores(rewards, parts, stages)
 
     def stages(self, rollouts: Rollouts, stages: Stages) -> Int[Tensor, "n t"]:
-        """The stage that each completion token belongs to, by where its text ends; 0 elsewhere."""
+        """The index of the stage in which the text of each completion token ends; 0 outside the completions."""
         tokens, mask = rollouts.tokens.cpu(), rollouts.mask.cpu()
         found = torch.zeros_like(tokens)
         for row, ends in enumerate(stages.ends.tolist()):
@@ -169,14 +172,14 @@ class RolloutSource:
         return found.to(rollouts.tokens.device)
 
     def _reach(self, ids: Sequence[int], last: int) -> int:
-        """Characters of the text up to and including the id at `last`."""
+        """The length in characters of the text of ids[: last + 1]."""
         return len(self.tokenizer.decode(ids[: last + 1]))
 
 
 def with_groups(
     rollouts: Rollouts, scores: Scores, groups: Sequence[int], new: Rollouts, new_scores: Scores, eot_id: int
 ) -> tuple[Rollouts, Scores]:
-    """The rollouts and scores with the groups at `groups` replaced by the new ones, in order."""
+    """The rollouts and scores, with the groups at indices `groups` replaced by those of `new`, in order."""
     size = rollouts.group_size
     rows = [p * size + g for p in groups for g in range(size)]
     width = max(rollouts.tokens.shape[1], new.tokens.shape[1])
@@ -197,14 +200,14 @@ def with_groups(
         forwards=put(rollouts.forwards, new.forwards, 0),
         texts=tuple(texts),
     )
-    absent = torch.full_like(new_scores.rewards, math.nan)  # a part of a task of which nothing was asked again
+    absent = torch.full_like(new_scores.rewards, math.nan)  # for parts of tasks that were not resampled
     parts = {name: put(part, new_scores.parts.get(name, absent), 0) for name, part in scores.parts.items()}
     stages = stages_of([(range(len(texts)), scores), (rows, new_scores)], texts)
     return merged, Scores(put(scores.rewards, new_scores.rewards, 0), parts, stages)
 
 
 def joined(parts: Sequence[generate.Samples], rows: Sequence[int], eot_id: int) -> generate.Samples:
-    """The samples as one; `rows` says where each row of the first part belongs, then each of the second, and so on."""
+    """The parts merged into one; `rows[i]` is the row of the result that row i of the concatenated parts becomes."""
     width = max(part.tokens.shape[1] for part in parts)
     order = torch.tensor(rows, device=parts[0].tokens.device).argsort()
     fills = {"tokens": eot_id}
@@ -217,7 +220,7 @@ def joined(parts: Sequence[generate.Samples], rows: Sequence[int], eot_id: int) 
 
 
 def widened(x: Tensor, width: int, fill: float) -> Tensor:
-    """Rows padded on the right to so many columns; what has one value a row stays."""
+    """A 2-D `x` right-padded with `fill` to `width` columns; a 1-D `x`, one value per row, is returned unchanged."""
     return F.pad(x, (0, width - x.shape[1]), value=fill) if x.dim() == 2 else x
 
 

@@ -15,7 +15,7 @@ from rookexp.types import Prompt, Reward, Scores, scores_of, stages_of
 
 
 class ByTask(MadeOf):
-    """Each completion is worth what the reward of its prompt's task says: `rewards.P` of P prompts, and so on."""
+    """Scores each completion with the reward of its prompt's task: `rewards.P` for P prompts, and so on."""
 
     def __init__(self, *, rewards: Mapping[str, Reward]) -> None:
         if not rewards:
@@ -23,14 +23,14 @@ class ByTask(MadeOf):
         super().__init__(rewards)
 
     def asked(self, name: str, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """The prompts of the task of this name."""
+        """The prompts of the task `name`."""
         return [prompt for prompt in prompts if prompt.task == name]
 
     def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
-        """Rewards (N,) of N = P x G completions, row p*G+g to prompt p; each reward sees its own task's alone.
+        """Rewards (N,) of N = P x G completions, row p*G+g for prompt p; each reward sees only the rows of its task.
 
-        Parts (N,): those of the rewards by their own names, NaN for the rows of a task that has no such part. A
-        task of which nothing is asked adds none. Stages: those of the rewards that have any.
+        Parts (N,): those of the rewards, under their own names, NaN for the rows of a task that has no such part. A
+        task without prompts adds none. Stages: those of the rewards that have any.
         Raises: ConfigError for a prompt of a task without a reward.
         """
         size = completions_each(prompts, texts)

@@ -1,4 +1,4 @@
-"""What a P completion is worth, judged by the engine lines that came with its position; no engine runs here."""
+"""Rewards of P completions, judged by the engine lines that come with the position; no engine runs here."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Number = TypeVar("Number", float, Tensor)
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a P prompt asks about, and what is known of it."""
+    """The position that a P prompt asks about, and what is known of it."""
 
     truth: Annotation
     legal: frozenset[str]  # the position's legal moves
@@ -45,20 +45,20 @@ class Asked:
 
 
 class PJudged:
-    """A reward of P completions, of which each is worth what `worth` says of it alone."""
+    """The base class of rewards of P completions; `worth` scores each completion by itself."""
 
     def worth(self, answer: PolicyAnswer, asked: Asked) -> Row:
         """The `reward` of a completion, and its components by name."""
         raise NotImplementedError
 
     def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
-        """Rewards (N,) of N = P x G completions of P prompts, row p*G+g to prompt p; each depends on its row alone.
+        """Rewards (N,) of N = P x G completions of P prompts, row p*G+g for prompt p; each depends on its row alone.
 
-        A completion is read by `answer_to`. Parts (N,): the components; `format_valid` 1 where it is well formed;
-        `best_legal`; `moves_legal` share of listed moves, 0 for none; `best_is_engine` 1 where B is the first move of
-        the annotation; `argmax_is_engine` the same of the listed move with the highest evaluation, shared among equals,
-        both NaN without an annotation; these two and the `reward` also `_white` and `_black`, NaN for the other side to
-        move. What is missing counts as 0.
+        A completion is parsed by `answer_to`. Parts (N,): the components; `format_valid` 1 where it is well formed;
+        `best_legal` 1 where B is legal; `moves_legal` share of legal moves in the list, 0 for an empty one;
+        `best_is_engine` 1 where B is the first move of the annotation; `argmax_is_engine` the same for the listed move
+        with the highest evaluation, split among equals; both NaN without an annotation. These two and `reward` come
+        also with `_white` and `_black` behind, NaN where the other side is to move. What is missing counts as 0.
         Raises: DataError for a prompt that is not a P prompt of a legal position.
         """
         return scored(prompts, texts, self._reader)
@@ -81,8 +81,8 @@ class PolicyReward(PJudged):
     """clamp(best * b + candidates * c + evals * e, -1, 1) of the components b, c and e below; any text has a value.
 
     The engine's best move with the annotated moves and evaluations, in any order, earns the sum of the weights; an
-    empty completion has nothing and earns -0.5, -0.3 and -0.2 of them. Every Prompt's answer is an Annotation. The
-    candidates are earned by the text before `E:`, the evaluations by that before `B:`, the best move by the rest.
+    empty completion earns -0.5 best - 0.3 candidates - 0.2 evals. Every Prompt's answer is an Annotation. As stages,
+    the text before `E:` earns the candidates, then that before `B:` the evaluations, and the rest the best move.
     Source: the engine reward of the RookWorld TRL project, without its order bonus and with bounded mates.
     """
 
@@ -100,7 +100,7 @@ class PolicyReward(PJudged):
 
     def worth(self, answer: PolicyAnswer, asked: Asked) -> Row:
         """`reward` in [-1, 1], and the components `best`, `candidates`, `evals`."""
-        known_evals(asked.truth)  # before an answer that has nothing to compare
+        known_evals(asked.truth)  # raises without an analysis, even if there is nothing to compare
         best = best_component(answer, asked.truth, asked.legal)
         candidates = candidates_component(answer, asked.truth, asked.legal)
         evals = evals_component(answer, asked.truth, asked.legal)
@@ -117,7 +117,7 @@ class PolicyReward(PJudged):
         return replace(scores, stages=self.stages(prompts, texts, scores.parts))
 
     def stages(self, prompts: Sequence[Prompt], texts: Sequence[str], parts: Mapping[str, Tensor]) -> Stages:
-        """Where the components `parts` of completions of P prompts are earned; a field that is missing has no text."""
+        """The stages in which completions of P prompts earn the components `parts`; a missing field has no text."""
         group = completions_each(prompts, texts)
         ends = [_ends(prompts[row // group].text, text) for row, text in enumerate(texts)]
         earned = (self.candidates * parts["candidates"], self.evals * parts["evals"], self.best * parts["best"])
@@ -125,14 +125,14 @@ class PolicyReward(PJudged):
 
 
 def _ends(prompt: str, text: str) -> tuple[int, ...]:
-    """Where the list, the evaluations and the best move of a completion end, in its characters; 0: in its prompt."""
+    """Where the listed moves, the evaluations and the best move end, in characters of `text`; 0: in the prompt."""
     starts, end = p_fields(prompt + text), len(prompt + text)
     best = starts.get("B", end)
     return tuple(max(0, mark - len(prompt)) for mark in (starts.get("E", best), best, end))
 
 
 def answer_to(prompt: Prompt, text: str) -> PolicyAnswer:
-    """What a completion answers to a P prompt: nothing where more of a position, or other words, come before `M:`."""
+    """The parsed answer to a P prompt; empty where the completion adds to the position, or other words, before `M:`."""
     asked, answer = parse_p(prompt.text), parse_p(prompt.text + text)
     if asked is None or answer is None or answer.fen != asked.fen:
         return PolicyAnswer("", (), (), None, "")
@@ -140,7 +140,7 @@ def answer_to(prompt: Prompt, text: str) -> PolicyAnswer:
 
 
 def not_p(prompt: Prompt) -> DataError:
-    """What is wrong with a prompt that a reward of P prompts is asked."""
+    """The error for a prompt that is not a P prompt."""
     return DataError(f"not a P prompt of a position: {prompt.text!r}; reward=rookworld has a reward for each task")
 
 
@@ -150,7 +150,7 @@ def _with_diagnostics(judged: Row, answer: PolicyAnswer, asked: Asked) -> Row:
         "format_valid": float(answer.well_formed),
         "best_legal": float(answer.best in asked.legal),
         "moves_legal": sum(answer.legality(asked.legal)) / max(1, len(answer.moves)),
-        "best_is_engine": math.nan,  # of a position that nobody has analysed
+        "best_is_engine": math.nan,  # where the position has no analysis
         "argmax_is_engine": math.nan,
     }
     if asked.truth.moves:
@@ -195,7 +195,7 @@ def evals_component(answer: PolicyAnswer, truth: Annotation, legal: frozenset[st
 
     1 - mean distance, minus 0.4 for each wrong sign where the engine sees more than 0.2 pawns. A distance is the
     difference in win probability over 0.1, at most 1: exact is 0, and a mate on either side stays bounded. The
-    value of a legal move outside its lines is not known: such moves are left out, and with no others the
+    value of a legal move outside the engine's lines is unknown: such moves are left out, and without others the
     component is 0. -0.2 without evaluations, -0.4 where they are not one number per move, -0.5 with an illegal move.
     """
     if not answer.evals:
@@ -233,7 +233,7 @@ def known_evals(truth: Annotation) -> dict[str, int]:
 
 
 def _argmax_share(answer: PolicyAnswer, engine_best: str) -> float:
-    """Chance that a listed move with the highest evaluation, any of equals, is the engine's; 0 without such a list."""
+    """Probability that a random one of the moves listed with the highest evaluation is the engine's; 0 without any."""
     pairs = answer.pairs()
     if not pairs:
         return 0.0

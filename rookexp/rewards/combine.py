@@ -14,15 +14,15 @@ from rookexp.errors import PartError
 from rookexp.rewards.made_of import MadeOf
 from rookexp.types import Prompt, Reward, Scores, scores_of
 
-TRACE = 1e-5  # standard deviations that rounding can leave of a sum of normalised rewards
+TRACE = 1e-5  # standard deviations: what rounding can leave of a sum of normalised rewards that should be 0
 
 
 class Combined(MadeOf):
     """sum_k w_k r_k of several rewards r_k, as they are or each normalised within the group of its prompt.
 
-    `sum_then_normalise`: as they are; to normalise is left to the baseline, as with a single reward.
-    `normalise_then_sum`: (r_k - mean) / sd of the group (sd over G - 1; 0 where all are equal) stands for r_k, so
-    that a reward that varies little is heard as well as one that varies much. A baseline that then divides by the sd
+    `sum_then_normalise`: as they are; normalisation is left to the baseline, as with a single reward.
+    `normalise_then_sum`: r_k is replaced by (r_k - mean) / sd of its group (sd over G - 1; 0 where all are equal), so
+    that a reward that varies little counts as much as one that varies a lot. A baseline that then divides by the sd
     of the whole batch makes it GDPO; one that divides by the group's sd normalises every group's sum once more.
     Source: GDPO, Liu et al. 2026 (arXiv 2601.05242).
     """
@@ -47,13 +47,13 @@ class Combined(MadeOf):
         self.normalise = normalise
 
     def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
-        """Rewards (N,) of N = P x G completions, row p*G+g to prompt p.
+        """Rewards (N,) of N = P x G completions, row p*G+g for prompt p.
 
-        NaN is a reward that does not apply to the row. It never counts as 0, nor in its group's mean and sd: the
-        others stand for it, as `weighted` says. A row is NaN where no reward with a weight applies, and whoever
+        A reward of NaN does not apply to the row. It counts neither as 0 nor in its group's mean and sd: the other
+        rewards make up for it, see `weighted`. A row is NaN where no reward with a weight applies, and whoever
         compares completions has to leave it out.
-        One completion a prompt, as in a greedy evaluation, has no group: both modes then sum the rewards as they are,
-        which is also what can be compared from step to step, as normalised rewards cannot.
+        With one completion per prompt, as in a greedy evaluation, there is no group: both modes then sum the rewards as
+        they are; unlike normalised rewards, these sums can be compared from step to step.
         Parts (N,): `<name>`, each reward's own values, never normalised, and its parts as `<name>/<part>`.
         """
         scores = {name: scores_of(reward, prompts, texts) for name, reward in self.rewards.items()}
@@ -67,13 +67,13 @@ class Combined(MadeOf):
             parts |= {f"{name}/{part}": value for part, value in each.parts.items()}
         weights = values.new_tensor([self.weights[name] for name in scores])
         rewards = weighted(values, weights)
-        if normalise:  # a group's mean is 0, and so should all be that are equal
+        if normalise:  # a group's mean is 0, so a group of equal sums should be exactly 0
             rewards = rewards.masked_fill(rewards.abs() <= TRACE * weights.sum(), 0)
         return Scores(rewards, parts)
 
 
 class Clipped(MadeOf):
-    """Another reward held within [low, high], its parts as they are."""
+    """Another reward clamped to [low, high]; its parts are unchanged."""
 
     def __init__(self, *, reward: Reward, low: float, high: float) -> None:
         if not low < high:
@@ -84,16 +84,16 @@ class Clipped(MadeOf):
         self.high = high
 
     def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
-        """Rewards (N,) of N = P x G completions, row p*G+g to prompt p; NaN stays. A further part is `unclipped`."""
+        """Rewards (N,) of N = P x G completions, row p*G+g for prompt p; NaN stays. Adds the part `unclipped`."""
         scores = scores_of(self.reward, prompts, texts)
         return Scores(scores.rewards.clamp(self.low, self.high), {**scores.parts, "unclipped": scores.rewards})
 
 
 def weighted(values: Float[Tensor, "k n"], weights: Float[Tensor, " k"]) -> Float[Tensor, " n"]:
-    """sum_k w_k v_k over the values that are not NaN, times (sum of all weights) / (sum of the weights of those).
+    """sum_k w_k v_k over the values that are not NaN, times (sum of all weights) / (sum of these values' weights).
 
-    That is the sum of all weights times the weighted mean of what applies, and the plain weighted sum where all do;
-    NaN where nothing with a weight does.
+    That is the sum of all weights times the weighted mean of the values that are known, and the plain weighted sum
+    where all are; NaN where no value with a weight is.
     """
     known = ~values.isnan()
     present = (weights[:, None] * known).sum(0)  # (N,)
@@ -104,7 +104,7 @@ def weighted(values: Float[Tensor, "k n"], weights: Float[Tensor, " k"]) -> Floa
 def normalised(values: Float[Tensor, "*k g"]) -> Float[Tensor, "*k g"]:
     """(v - mean) / sd within the last axis, sd over G - 1, of the values that are not NaN; NaN stays.
 
-    Exactly 0 where they are all equal, or only one is there: the trace that rounding leaves would be blown up.
+    Exactly 0 where they are all equal, or where there is only one: rounding errors would be blown up.
     """
     known = ~values.isnan()
     filled = torch.where(known, values, values.nanmedian(-1, keepdim=True).values)

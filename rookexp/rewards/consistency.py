@@ -1,4 +1,4 @@
-"""Whether a P answer plays what it says is best."""
+"""A reward for P answers that play the move that their own evaluations call best."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class SelfConsistency(PJudged):
 
     best: 1 - (listed evaluations above that of B) / listed moves; 0 unless B is legal and listed with an evaluation
     in a well-formed answer without a repeated move. candidates: distinct legal moves listed / the most that could be,
-    five or all there are, or / listed moves where these are more. No engine and no annotation is asked, only the rules:
-    how good the evaluations are is not seen, and equal ones would do.
+    five or all there are, or / listed moves where these are more. Neither engine nor annotation is used, only the rules
+    of chess: the quality of the evaluations is not judged, and equal ones would do.
     """
 
     def worth(self, answer: PolicyAnswer, asked: Asked) -> Row:

@@ -28,9 +28,9 @@ INSTALL_HINT = "install it with `apt-get install stockfish` (or `brew install st
 TIMEOUTS = (TimeoutError, asyncio.TimeoutError)  # two classes before Python 3.11
 FAILURES = (chess.engine.EngineError, OSError, concurrent.futures.CancelledError, *TIMEOUTS)
 OPTIONS = {"Threads": 1, "Hash": 1}  # the hash in MiB
-ALL_MOVES = 256  # lines that are enough for every legal move: no position has more than 218
-GONE_S = 5.0  # how long a killed process may take to be gone
-MORE_NODES = (1, 10, 100, 1000, 10_000)  # times the limit, until each line has a value
+ALL_MOVES = 256  # a `multipv` that covers every legal move: no position has more than 218
+GONE_S = 5.0  # how long to wait for a killed process to end
+MORE_NODES = (1, 10, 100, 1000, 10_000)  # times the node limit: tried in turn until each line has a value
 
 
 def find_stockfish(path: str | None) -> str:
@@ -59,10 +59,10 @@ class Stockfish:
     """One engine process with one thread, an empty hash for every position, and a limit in nodes or in depth.
 
     `timeout_s` bounds the start and every analysis; it never changes a line. After a failure the process is gone.
-    It has a process group of its own, so that a Ctrl-C in the terminal does not reach it, and ends when its input
-    does: with us, however we end.
-    Raises: ConfigError unless one of `nodes` and `depth` is given; EngineError when the engine is missing or does not
-    start.
+    It has its own process group, so that a Ctrl-C in the terminal does not reach it, and ends when its standard input
+    does: with the Python process, however that ends.
+    Raises: ConfigError unless exactly one of `nodes` and `depth` is given; EngineError when the engine is missing or
+    does not start.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Stockfish:
         self.name: str = self._engine.id.get("name", "unknown")
 
     def identity(self) -> str:
-        """Name, options and a hash of the binary: engines of one identity give the same lines."""
+        """Name, options and a hash of the binary: engines with the same identity give the same lines."""
         digest = hashlib.sha256(Path(self.path).read_bytes()).hexdigest()
         options = ", ".join(f"{name} {value}" for name, value in OPTIONS.items())
         return f"{self.name}, {options}, sha256 {digest[:16]}"
@@ -98,9 +98,9 @@ class Stockfish:
     def lines(self, board: chess.Board, only: chess.Move | None = None) -> list[Line]:
         """The engine's best moves, highest value first: `multipv` of them, fewer only where fewer are legal.
 
-        With `only` the line that begins with this legal move. A node limit can end an iteration half way, so the
-        lines are sorted by value here. Where it ends the very first, as among many captures, some moves have no value
-        yet, and the position is searched anew with more nodes.
+        With `only`, just the line that begins with this legal move. A node limit can end an iteration half way, so the
+        lines are sorted by value here. Where it ends the very first iteration, as among many captures, some moves have
+        no value yet, and the position is searched again with more nodes.
         Raises: EngineError when the engine crashes, takes longer than the timeout, or gives too few lines.
         """
         wanted = 1 if only else min(self.multipv, board.legal_moves.count())
@@ -148,7 +148,7 @@ class Stockfish:
         ]
 
     def _kill(self, hung: threading.Event) -> None:
-        """Ends a search that takes too long; python-chess bounds only those limited in time, and cancels them badly."""
+        """Kills a search that takes too long: python-chess bounds only time-limited ones, and cancels those badly."""
         hung.set()
         with contextlib.suppress(RuntimeError):  # the loop ended with the process, just now
             self._engine.protocol.loop.call_soon_threadsafe(self._engine.transport.kill)
@@ -162,27 +162,27 @@ class Stockfish:
 
 
 class Lasting:
-    """An engine that outlives its processes: one that crashes or hangs is replaced, and asked the same again.
+    """An engine that outlives its processes: one that crashes or hangs is replaced, and the search is repeated.
 
-    `start` makes one when it is needed. A question is asked `retries` times again at most; the answer does not depend
-    on how often it was.
+    `start` starts a process when one is needed. A search is repeated at most `retries` times; its result does not
+    depend on how often it was.
     """
 
     def __init__(self, start: Callable[[], Stockfish], *, retries: int) -> None:
-        self.lost = 0  # engines so far
+        self.lost = 0  # processes that have failed so far
         self._start = start
         self._retries = retries
         self._engine: Stockfish | None = None
         self._closed = False
 
     def started(self) -> Stockfish:
-        """The engine that is asked next.
+        """The current engine process, started where there is none.
 
         Raises: EngineError when it does not start.
         """
         if self._engine is None:
             self._engine = self._start()
-            if self._closed:  # meanwhile
+            if self._closed:  # by another thread, meanwhile
                 self._engine.close()
         return self._engine
 
@@ -204,13 +204,13 @@ class Lasting:
                     ) from error
 
     def close(self) -> None:
-        """Ends the engine at once, also in the middle of a search of another thread, and for good."""
+        """Ends the engine at once and for good, even during a search by another thread."""
         self._closed = True
         if self._engine is not None:
             self._engine.close()
 
     def _discard(self) -> None:
-        """Forgets an engine that failed."""
+        """Closes and counts an engine that failed."""
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.close()
@@ -218,11 +218,11 @@ class Lasting:
 
 
 def _heard(record: logging.LogRecord) -> bool:
-    """Whether asyncio's line tells something: not that a process ended after its loop, as after a start in vain."""
+    """A log filter against asyncio's message that a process ended after its loop, as after a failed start."""
     return record.msg != "Loop %r that handles pid %r is closed"
 
 
 def _unheard(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Says nothing of a process that ended while python-chess did not look: the next question finds out."""
+    """An exception handler that ignores a process that ended between two searches: the next search reports it."""
     if not isinstance(context.get("exception"), chess.engine.EngineError):
         loop.default_exception_handler(context)

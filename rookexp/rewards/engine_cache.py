@@ -1,4 +1,4 @@
-"""Analyses that outlive the run: a SQLite file that several runs read and write at the same time."""
+"""A cache of analyses that outlives the run: a SQLite file that several runs read and write at the same time."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ PUT = "INSERT OR IGNORE INTO analyses VALUES (?, ?, ?, ?, ?, ?)"
 
 
 class Key(NamedTuple):
-    """All that lines depend on."""
+    """Everything that the lines of an analysis depend on."""
 
-    engine: str  # its identity
+    engine: str  # see `Stockfish.identity`
     limit: str  # in nodes or depth
     multipv: int
-    position: str  # as `position_of` has it
-    move: str  # the only one that the lines may begin with; "" for any
+    position: str  # as `position_of` writes it
+    move: str  # the only first move that the search allows; "" for any
 
 
 def position_of(board: chess.Board) -> str:
     """The five FEN fields that an engine's answer depends on.
 
-    The halfmove clock is one: an engine sees the draw after 50 moves come, and trusts an advantage less the higher
-    the clock. The number of the move is none. An en-passant square counts only where such a capture is legal.
+    The halfmove clock is one of them: an engine sees the 50-move draw coming, and trusts an advantage less the higher
+    the clock. The move number is not. An en-passant square counts only where such a capture is legal.
     """
     return str(board.fen(en_passant="legal").rpartition(" ")[0])
 
@@ -44,8 +44,8 @@ def position_of(board: chess.Board) -> str:
 class EngineCache:
     """Lines by key, safe between threads, processes and runs; `path=None` keeps them in memory.
 
-    A lock of another process is waited for, `wait_s` at most. Every method
-    Raises: DataError when the file cannot be read or written, is no such cache, or stays locked.
+    Waits at most `wait_s` seconds for another process's lock.
+    Raises: DataError, in every method, when the file cannot be read or written, is no such cache, or stays locked.
     """
 
     def __init__(self, path: str | None, wait_s: float) -> None:
@@ -68,7 +68,7 @@ class EngineCache:
                 raise
 
     def _share(self) -> None:
-        """Has readers not wait for a writer. Of two processes that ask so of a new file SQLite refuses one at once."""
+        """Lets readers not wait for a writer. Retries: of two processes that ask so of a new file, one is refused."""
         until = time.monotonic() + self.wait_s
         while True:
             try:
@@ -80,13 +80,13 @@ class EngineCache:
             time.sleep(0.01)
 
     def get(self, key: Key) -> list[Line] | None:
-        """The lines of a key, None where it is new."""
+        """The lines stored for a key; None where there are none."""
         with self._clearly():
             row = self._file.execute(GET, key).fetchone()
             return None if row is None else _decoded(row[0])
 
     def put(self, key: Key, lines: list[Line]) -> None:
-        """Keeps the lines of a key, at once; those that another process was faster with are the same."""
+        """Stores the lines of a key at once; where another process was faster, its lines are the same."""
         with self._clearly():
             self._file.execute(PUT, (*key, " ".join(f"{line.move} {line.eval_cp}" for line in lines)))
 
@@ -97,7 +97,7 @@ class EngineCache:
 
     @contextlib.contextmanager
     def _clearly(self) -> Iterator[None]:
-        """One thread at a time, and one clear error for whatever can go wrong with a file."""
+        """Admits one thread at a time, and turns whatever can go wrong with a file into one clear DataError."""
         try:
             with self._lock:
                 yield
@@ -113,6 +113,6 @@ class EngineCache:
 
 
 def _decoded(text: str) -> list[Line]:
-    """Raises: ValueError for what is not moves and values in turns."""
+    """The lines of a stored text. Raises: ValueError for anything but moves and values in turns."""
     words = text.split()
     return [Line(chess.Move.from_uci(move), int(value)) for move, value in zip(words[::2], words[1::2], strict=True)]

@@ -24,16 +24,16 @@ from rookexp.rewards.engine_cache import EngineCache, Key, position_of
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A legal position of a running game: its lines, or the value of one move in it."""
+    """What to analyse in a legal position of an unfinished game: its best lines, or the value of one move."""
 
-    position: str  # as `position_of` has it
+    position: str  # as `position_of` writes it
     move: str = ""  # UCI, legal; "" asks for the lines
 
     @classmethod
     def lines_of(cls, board: chess.Board) -> Question:
-        """Asks for the best lines.
+        """The question for a position's best lines.
 
-        Raises: DataError for a position that engines do not take, or that has no legal move.
+        Raises: DataError for a position that engines do not accept, or that has no legal move.
         """
         position = position_of(board)
         if not chess.Board(position).is_valid() or not any(board.legal_moves):
@@ -45,23 +45,23 @@ class Question:
 
 @dataclass(slots=True)
 class Tally:
-    """What was done since a step began."""
+    """Counters since a step began."""
 
     asked: int = 0  # different questions of each batch
-    known: int = 0  # of them from the cache
-    analysed: int = 0
-    waited_s: float = 0.0  # by those who asked
+    known: int = 0  # of these, answered from the cache
+    analysed: int = 0  # by an engine
+    waited_s: float = 0.0  # by callers of `analyse`
     worked_s: float = 0.0  # while at least one engine was at work
 
 
 class EnginePool:
     """Lines of positions, from the cache or from `processes` Stockfish processes that start when they are needed.
 
-    What it says depends on the position, the engine, its limit and `multipv` alone. An engine that crashes or hangs
-    is replaced and asked the same again, `retries` times at most. One engine starts at once, so that a missing one
-    is known before anything else happens.
-    Raises: ConfigError unless one of `depth` and `nodes` is given; EngineError when the engine is missing or does not
-    start; DataError when the cache cannot be used.
+    The lines depend only on the position, the engine, its limit and `multipv`. An engine that crashes or hangs is
+    replaced and the search repeated, at most `retries` times. One engine starts at once, so that a missing binary is
+    noticed before anything else happens.
+    Raises: ConfigError unless exactly one of `depth` and `nodes` is given; EngineError when the engine is missing or
+    does not start; DataError when the cache cannot be used.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class EnginePool:
         self._since = 0.0
         self._closed = False
         for slot in range(processes):
-            # Threads that an engine's own inherit from: none of them keeps the interpreter from ending.
+            # Daemons, and so are the threads that an engine starts in them: none keeps the interpreter from ending.
             threading.Thread(target=self._work, args=[slot], daemon=True).start()
         atexit.register(self.close)
         try:
@@ -99,14 +99,14 @@ class EnginePool:
             raise
 
     def begin(self, questions: Sequence[Question]) -> None:
-        """Begins a step: counts anew, and has the engines work on what will be asked; returns at once."""
+        """Begins a step: resets the counters and starts to analyse what will be asked for; returns at once."""
         self._tally = Tally()
         self._begun = self._asked(questions)
 
     def analyse(self, questions: Sequence[Question]) -> list[list[Line]]:
         """The lines of each question, best first; equal questions are asked once.
 
-        Raises: EngineError naming binary, position and limit, when no engine answers; DataError.
+        Raises: EngineError naming binary, position and limit, when no engine answers; DataError for a failing cache.
         """
         began = time.perf_counter()
         asked = self._asked(questions)
@@ -114,14 +114,14 @@ class EnginePool:
             found = {question: future.result() for question, future in asked.items()}
         finally:
             for future in asked.values():
-                future.cancel()  # what is left after a failure or an interruption
+                future.cancel()  # those still open after a failure or an interruption
             self._tally.waited_s += time.perf_counter() - began
         return [list(found[question]) for question in questions]
 
     def metrics(self) -> dict[str, float]:
-        """What the step so far took; a rate is left out where there was nothing to measure it by.
+        """Times and rates of the step so far; a rate is left out where there is nothing to divide by.
 
-        Restarts are all since the start: those of an evaluation, between two steps, would count for none.
+        Restarts are counted since the pool was made: those of an evaluation, between two steps, would be lost else.
         """
         tally = self._tally
         restarts = sum(engine.lost for engine in self._engines)
@@ -133,7 +133,7 @@ class EnginePool:
         return found
 
     def close(self) -> None:
-        """Ends the engines at once, whatever they do; happens by itself when the interpreter ends."""
+        """Ends the engines at once, whatever they are doing; called automatically when the interpreter ends."""
         if self._closed:
             return
         self._closed = True
@@ -151,7 +151,7 @@ class EnginePool:
         return Key(self.engine, self.limit, 1 if question.move else self.multipv, question.position, question.move)
 
     def _asked(self, questions: Sequence[Question]) -> dict[Question, Future[list[Line]]]:
-        """Each of the different questions with its answer, which may be under way already."""
+        """A future with the answer to each different question; `begin` may have started it already."""
         different = dict.fromkeys(questions)
         return {one: self._begun.pop(one) if one in self._begun else self._ask(one) for one in different}
 
@@ -173,7 +173,7 @@ class EnginePool:
     # ---- in the engines' threads ---------------------------------------------------------------------------------
 
     def _work(self, slot: int) -> None:
-        """Does one job after the other with the engine of a slot; whoever asked gets what it raises."""
+        """Does one job after the other with the engine of a slot; exceptions go to the job's future."""
         while (item := self._jobs.get()) is not None:
             job, future = item
             if self._closed or not future.set_running_or_notify_cancel():
@@ -185,7 +185,7 @@ class EnginePool:
                 future.set_exception(error)
 
     def _answer(self, question: Question, slot: int) -> list[Line]:
-        """Raises: EngineError after the last attempt."""
+        """Analyses a question and caches the lines. Raises: EngineError after the last attempt."""
         board = chess.Board(question.position)
         only = chess.Move.from_uci(question.move) if question.move else None
         with self._at_work():
@@ -197,7 +197,7 @@ class EnginePool:
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
-        """Counts the seconds in which at least one engine is at work."""
+        """Adds up the seconds in which at least one engine is at work."""
         with self._lock:
             self._since = self._since if self._working else time.perf_counter()
             self._working += 1

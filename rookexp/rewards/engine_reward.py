@@ -1,4 +1,4 @@
-"""What a P completion is worth, judged by an engine that runs: any legal position, any listed move."""
+"""The reward of P completions judged by a running engine: any legal position, any listed move."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from rookexp.types import Prompt, Scores
 class EngineReward:
     """`PolicyReward` with the lines of a running engine, which also knows the value of listed moves outside them.
 
-    Of a prompt's answer, an Annotation, only the position is read. A listed move outside the lines has the value that
-    a search of the same limit finds when no other first move is allowed: one search a move, so that no value depends
-    on what else is listed, from the same position, so that it is measured as the lines are, mates and draws included.
-    Of more than five different listed moves the first five of the alphabet are judged: order is nothing.
+    Of a Prompt's answer, an Annotation, only the position is read. The value of a listed move outside the lines comes
+    from a search with the same limit that allows no other first move: one search per move, so that no value depends
+    on what else is listed; from the same position, so that it is measured as the lines are, mates and draws included.
+    Of more than five different listed moves the alphabetically first five are judged: order does not matter.
     Source: the engine reward of the RookWorld TRL project, without its order bonus and with bounded mates.
     """
 
@@ -41,7 +41,7 @@ class EngineReward:
         self.engine = engine
 
     def prepare(self, prompts: Sequence[Prompt]) -> None:
-        """Has the positions of a step analysed while its completions are sampled; returns at once.
+        """Starts to analyse a step's positions, in the background while completions are sampled; returns at once.
 
         Raises: DataError for a prompt without a legal position.
         """
@@ -57,7 +57,7 @@ class EngineReward:
         return p_completion(prompt.text, truth, truth.moves[0])
 
     def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
-        """Rewards (N,) in [-1, 1] of N = P x G completions, row p*G+g to prompt p, with the parts of `PolicyReward`.
+        """Rewards (N,) in [-1, 1] of N = P x G completions, row p*G+g for prompt p, with the parts of `PolicyReward`.
 
         Raises: DataError for a prompt that is not a P prompt of a legal position; EngineError.
         """
@@ -79,7 +79,7 @@ class EngineReward:
         ]
 
     def _evals(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[float]:
-        """The component e of each completion; all moves whose value is not known are searched as one batch."""
+        """The component `evals` of each completion; all moves whose value is unknown are searched as one batch."""
         group = len(texts) // len(prompts)
         rows: list[tuple[PolicyAnswer, frozenset[str], list[Question]]] = []
         values: dict[Question, int] = {}
@@ -102,7 +102,7 @@ class EngineReward:
 
 
 def _board(prompt: Prompt) -> chess.Board:
-    """Raises: DataError for what is no P prompt of a position."""
+    """The position that a P prompt asks about. Raises: DataError for any other prompt."""
     board = board_of(prompt.answer.fen) if isinstance(prompt.answer, Annotation) else None
     if board is None:
         raise not_p(prompt)
@@ -110,7 +110,7 @@ def _board(prompt: Prompt) -> chess.Board:
 
 
 def _judged(answer: PolicyAnswer, legal: frozenset[str]) -> list[str]:
-    """The moves whose values count: none where something else than a value is wrong with the list."""
+    """The listed moves to find values for, at most five; none where a move is illegal or lacks its evaluation."""
     if answer.pairs() is None or not all(answer.legality(legal)):
         return []
     return sorted(set(answer.moves))[:MAX_LINES]

@@ -1,4 +1,4 @@
-"""What an A completion is worth beside the transition that the oracle gives."""
+"""Rewards of A completions, by comparison with the transition that the oracle gives."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ KINGS_RIGHT, KINGS_WRONG = 0.01, -0.2
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """An A completion, read."""
+    """A parsed A completion."""
 
     text: str  # up to the end of text, without outer spaces
     answer: EnvironmentAnswer
-    fen: FenMatch  # how much of the right position it gives
+    fen: FenMatch  # which fields of the right position it gives
 
     @property
     def formed(self) -> bool:
@@ -42,19 +42,19 @@ class Given:
 
 
 class AJudged:
-    """A reward of A completions, of which each is worth what `worth` says of it alone."""
+    """The base class of rewards of A completions; `worth` scores each completion by itself."""
 
     def worth(self, given: Given, truth: Transition) -> Row:
         """The `reward` of a completion, and its components by name."""
         raise NotImplementedError
 
     def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
-        """Rewards (N,) of N = P x G completions of A prompts, row p*G+g to prompt p; each depends on its row alone.
+        """Rewards (N,) of N = P x G completions of A prompts, row p*G+g for prompt p; each depends on its row alone.
 
-        Parts (N,): the components; `state_valid` 1 where `Given.formed`; `exact` 1 for the right completion to the
-        letter; `fen_strict`, `fen_lenient`, `fen_board` 1 where all six, the first four and the first field of the
+        Parts (N,): the components; `state_valid` 1 where `Given.formed`; `exact` 1 where the completion is exactly the
+        right one; `fen_strict`, `fen_lenient`, `fen_board` 1 where all six, the first four and the first field of the
         position are right; `recall_ongoing`, `recall_mate`, `recall_draw`, `recall_failed` 1 where reward and flags
-        say what is, NaN where something else is.
+        are right, NaN in rows with another true outcome.
         Raises: DataError for a prompt that is not an A prompt with its transition.
         """
         return scored(prompts, texts, self._reader)
@@ -75,7 +75,7 @@ class AJudged:
 
 
 class Exact(AJudged):
-    """1 for the right completion to the letter, else 0."""
+    """1 for exactly the right completion, else 0."""
 
     def worth(self, given: Given, truth: Transition) -> Row:
         """`reward` 1 or 0."""
@@ -83,7 +83,7 @@ class Exact(AJudged):
 
 
 class Levenshtein(AJudged):
-    """Nearness by edits, in [-1, 1]: 0.8, or with a wrong position -0.8 + 0.6 s, and -0.2 + 0.4 s of what follows it.
+    """Similarity by edits, in [-1, 1]: 0.8 for the right position, else -0.8 + 0.6 s; plus -0.2 + 0.4 s for the rest.
 
     s is 1 - edits / length of the longer text. The right completion earns 1.0, a wrong position less than 0.
     Source: RookWorld TRL's last A reward. Repaired: a mate is expected as the data write it, `1.0+1+0`.
@@ -105,7 +105,7 @@ class Schema(AJudged):
     schema: 0.01 for four fields and 0.005 each for six words of a position, a number and two flags. fen: 0.5 right,
     -0.3 where only the move number is wrong, else -0.7. validity: 0.01 for a position with as many kings of each
     colour as the right one, else -0.2. The right completion earns 0.54, as does one with another reward and flags.
-    Source: RookWorld TRL's A reward of its sweeps. Repaired: moves that cannot be played have a right answer too.
+    Source: RookWorld TRL's A reward in its sweeps. Repaired: moves that cannot be played have a right answer too.
     """
 
     def worth(self, given: Given, truth: Transition) -> Row:
@@ -146,10 +146,10 @@ def similarity(a: str, b: str) -> float:
 
 
 def levenshtein(a: str, b: str) -> int:
-    """The least number of letters to insert, delete or replace that makes one text of the other."""
+    """The least number of characters to insert, delete or replace that turns one text into the other."""
     same = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     a, b = a[same:], b[same:]
-    row = list(range(len(b) + 1))  # distances of the part of `a` read so far to each beginning of `b`
+    row = list(range(len(b) + 1))  # distances of the part of `a` read so far to each prefix of `b`
     for i, letter in enumerate(a, start=1):
         diagonal, row[0] = row[0], i
         for j, other in enumerate(b, start=1):

@@ -27,12 +27,12 @@ CONTENT = (0.3, 0.7)  # what the content must exceed for the two highest rungs
 class AdditivePolicy(PJudged):
     """0.2 form + 0.1 completeness + 0.5 candidates + 0.2 evals + 1.0 best move, at most 2; `malformed` without form.
 
-    Form is 1 to 5 moves, as many evaluations and a best move, all spelled as such; where nothing but the numbers of
-    moves and evaluations is wrong the reward is `miscounted`. Completeness: as many moves as there are annotated
+    Form is 1 to 5 moves, as many evaluations and a best move, all spelled as such; where only the number of moves or
+    evaluations is wrong, the reward is `miscounted`. Completeness: as many moves as there are annotated
     lines. Candidates: share of the listed moves that are lines, a repeated one counted once. Evaluations: mean of
     max(0, 1 - error in pawns). Best: whether B is as good as the first line. Every Prompt's answer is an Annotation.
-    Source: RLVR full's additive reward. Repaired: evaluations are matched by move, not by place, and an error of one
-    pawn is worth nothing where the original took one of a hundred; the best move is the best one for Black too.
+    Source: RLVR full's additive reward. Repaired: evaluations are matched by move, not by place, and are worth 0 from
+    an error of one pawn, not of a hundred as in the original; the best move is the best one for Black too.
     """
 
     def __init__(self, *, malformed: Penalty, miscounted: Penalty) -> None:
@@ -57,7 +57,7 @@ class AdditivePolicy(PJudged):
 
 
 class GraduatedPolicy(PJudged):
-    """0.2 for each rung up to the first that is missed, so -0.1, 0.2, 0.4, 0.6, 0.8 or 1.0.
+    """0.2 for each rung below the first that is missed, -0.1 for none: -0.1, 0.2, 0.4, 0.6, 0.8 or 1.0.
 
     The rungs: a move anywhere; moves and evaluations; two to six of each, fewer where fewer lines are annotated;
     content above 0.3; content above 0.7. Content is the mean of the share of listed moves that are lines, a repeated
@@ -68,7 +68,7 @@ class GraduatedPolicy(PJudged):
     """
 
     def worth(self, answer: PolicyAnswer, asked: Asked) -> Row:
-        """`reward`, and the three of the content: `best`, `candidates`, `evals`."""
+        """`reward`, and the three components of the content: `best`, `candidates`, `evals`."""
         best = float(is_best(answer, asked))
         candidates = listed_share(answer, asked.truth.moves)
         evals = mean_over_lines(answer, asked, lambda given, true: float(abs(given - true) <= 1.0))
@@ -90,8 +90,8 @@ class GraduatedPolicy(PJudged):
 class AdditiveEnvironment(AJudged):
     """0.1 form + position + 0.3 reward value + 0.1 flags, at most 1.5; `malformed` without form.
 
-    Position: 1.0 where it is right, else 0.5 times difflib's ratio where that is at least 0.5. Value: whether it is
-    within 0.01. Flags: the share that is right. Every Prompt's answer is a Transition.
+    Position: 1.0 where it is right, else 0.5 times difflib's ratio where that is at least 0.5. Value: whether its
+    error is below 0.01. Flags: the share that is right. Every Prompt's answer is a Transition.
     Source: RLVR full's A reward. Repaired: the end of a game has the value and the flags of the data.
     """
 

@@ -1,4 +1,4 @@
-"""What a reward that is made of others passes on to them."""
+"""The base class of rewards made of other rewards: what it passes on to them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from rookexp.types import LongReward, Prompt, Reward
 
 
 class MadeOf:
-    """Rewards by name, each asked all prompts unless `asked` says otherwise; score() is for the heirs to say.
+    """Rewards by name; each gets all prompts unless a subclass overrides `asked`. Subclasses implement score().
 
-    Raises: ConfigError for one, of a user's own, that cannot score.
+    Raises: ConfigError for a reward, such as a user's own, that has no method `score`.
     """
 
     def __init__(self, rewards: Mapping[str, Reward]) -> None:
@@ -21,17 +21,17 @@ class MadeOf:
         self.rewards = rewards
 
     def asked(self, name: str, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """The prompts that the reward of this name is asked."""
+        """The prompts that the reward `name` has to score."""
         return list(prompts)
 
     def prepare(self, prompts: Sequence[Prompt]) -> None:
-        """Begins a step in the rewards that can."""
+        """Begins a step: passes its prompts to each reward that has `prepare`."""
         for name, reward in self.rewards.items():
             if isinstance(reward, LongReward):
                 reward.prepare(self.asked(name, prompts))
 
     def metrics(self) -> dict[str, float]:
-        """What the rewards' work since `prepare` took; of several, each under its own name."""
+        """The rewards' own metrics since `prepare`, with the reward's name in front where several rewards have some."""
         found = {name: reward.metrics() for name, reward in self.rewards.items() if isinstance(reward, LongReward)}
         several = sum(map(bool, found.values())) > 1
         return {
@@ -41,7 +41,7 @@ class MadeOf:
         }
 
     def gold(self, prompt: Prompt) -> str | None:
-        """The gold completion of the first reward that has its own; None: the task knows one."""
+        """The gold completion of the first reward that has one for the prompt; None: the task provides it."""
         for name, reward in self.rewards.items():
             own = getattr(reward, "gold", None)
             found: str | None = own(prompt) if own is not None and self.asked(name, [prompt]) else None

@@ -1,4 +1,4 @@
-"""From what one completion is worth to the scores of a batch."""
+"""From the score of one completion to the scores of a batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Row = Mapping[str, float]  # the `reward` of a completion, and its parts by name
 def completions_each(prompts: Sequence[Prompt], texts: Sequence[str]) -> int:
     """How many completions each prompt has.
 
-    Raises: ValueError where that is no whole number, or none.
+    Raises: ValueError where that is not a whole number, or 0.
     """
     if not prompts or not texts or len(texts) % len(prompts):
         raise ValueError(f"{len(texts)} texts are no whole number of completions for {len(prompts)} prompts")
@@ -22,7 +22,7 @@ def completions_each(prompts: Sequence[Prompt], texts: Sequence[str]) -> int:
 
 
 def scored(prompts: Sequence[Prompt], texts: Sequence[str], reader: Callable[[Prompt], Callable[[str], Row]]) -> Scores:
-    """Scores of N = P x G completions, row p*G+g to prompt p; `reader(prompt)` says what each of its texts is worth."""
+    """Scores of N = P x G completions, row p*G+g for prompt p; `reader(prompt)` is what scores each of its texts."""
     group = completions_each(prompts, texts)
     rows: list[Row] = []
     for p, prompt in enumerate(prompts):

@@ -16,14 +16,14 @@ class Shaping(Protocol):
     """How components become a mean, and a mean a reward."""
 
     def scaled(self, component: str, value: float) -> float:
-        """What a component in [0, 1] counts in the mean, in [0, 1]."""
+        """The value in [0, 1] with which a component in [0, 1] enters the mean."""
 
     def shaped(self, raw: float, formed: bool) -> float:
-        """The reward of the mean `raw` of an answer, well formed or not."""
+        """The reward of an answer with the mean `raw`; `formed`: whether it is well formed."""
 
 
 class Scaling(Protocol):
-    """A rising map of [0, 1] into itself."""
+    """An increasing map of [0, 1] into itself."""
 
     def __call__(self, value: float) -> float:
         """The image of `value`."""
@@ -47,7 +47,7 @@ class Linear:
 class Graduated(Linear):
     """Five rungs: 0.2, 0.4, 0.6, 0.8 and 1.0 from a mean of 0.2, 0.4, 0.6, 0.8 and 0.95.
 
-    Below the first a well-formed answer earns 0.2 too and any other -0.3. Components are not scaled: scalings belong
+    Below the first, a well-formed answer earns 0.2 too and any other -0.3. Components are not scaled: scalings belong
     to `Continuous`, beside which RLVR's own rungs were never reached.
     """
 
@@ -69,13 +69,13 @@ class Binary(Linear):
 
 
 class Continuous(Linear):
-    """`Linear` of a mean in which `fen` and `evals`, the components that come by degrees, are scaled first."""
+    """`Linear` of a mean in which `fen` and `evals`, the graded components, are scaled first."""
 
     def __init__(self, *, fen: Scaling, evals: Scaling) -> None:
         self.scalings = {"fen": fen, "evals": evals}
 
     def scaled(self, component: str, value: float) -> float:
-        """The component's scaling of it, or the component as it is."""
+        """The value under the component's scaling, or as it is where the component has none."""
         return self.scalings[component](value) if component in self.scalings else value
 
 

@@ -17,14 +17,14 @@ from rookexp.rewards.rows import Row
 from rookexp.rewards.shapings import Shaping
 
 Weight = Annotated[float, Ge(0)]
-DIGITS = 9  # in which a mean that is exactly on a rung is there, whatever its floats say
-VALUE_ERRORS, VALUE_GIVEN = ((0.01, 1.0), (0.1, 0.7), (0.3, 0.4)), 0.1  # (error below, worth), and of any other
+DIGITS = 9  # decimals to which a mean is rounded: float errors do not move it off a rung
+VALUE_ERRORS, VALUE_GIVEN = ((0.01, 1.0), (0.1, 0.7), (0.3, 0.4)), 0.1  # (error below, worth); worth of other errors
 
 
 class WeightedPolicy(PJudged):
-    """The shaped mean of a P answer's form, best move, candidates and evaluations; only a formed answer has the rest.
+    """The shaped mean of a P answer's form, best move, candidates and evaluations; without form the others are 0.
 
-    `judge` says what the three are worth. Every Prompt's answer is an Annotation.
+    `judge` scores the last three. Every Prompt's answer is an Annotation.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class WeightedPolicy(PJudged):
         self.shaping = shaping
 
     def worth(self, answer: PolicyAnswer, asked: Asked) -> Row:
-        """`reward`, its mean `raw`, and `best`, `candidates`, `evals` as they are in it; `format_valid` is the form."""
+        """`reward`, the mean `raw`, and `best`, `candidates`, `evals` as averaged in it; `format_valid` is the form."""
         content = dict.fromkeys(("best", "candidates", "evals"), 0.0)
         if answer.well_formed:
             content = {
@@ -47,10 +47,10 @@ class WeightedPolicy(PJudged):
 
 
 class WeightedEnvironment(AJudged):
-    """The shaped mean of an A answer's form, position, flags and reward value; only a formed answer has the rest.
+    """The shaped mean of an A answer's form, position, flags and reward value; without form the others are 0.
 
     Position: 1 - Levenshtein distance / length of the longer. Flags: half for each that is right. Value: 1, 0.7, 0.4
-    or 0.1 for an error below 0.01, below 0.1, below 0.3 or more. Every Prompt's answer is a Transition.
+    or 0.1 for an error below 0.01, below 0.1, below 0.3 or larger. Every Prompt's answer is a Transition.
     """
 
     def __init__(self, *, format: Weight, fen: Weight, flags: Weight, value: Weight, shaping: Shaping) -> None:
@@ -58,7 +58,7 @@ class WeightedEnvironment(AJudged):
         self.shaping = shaping
 
     def worth(self, given: Given, truth: Transition) -> Row:
-        """`reward`, its mean `raw`, and `fen`, `flags`, `value` as they are in it; `state_valid` is the form."""
+        """`reward`, the mean `raw`, and `fen`, `flags`, `value` as averaged in it; `state_valid` is the form."""
         content = dict.fromkeys(("fen", "flags", "value"), 0.0)
         if given.formed:
             error = value_error(given, truth)
@@ -71,7 +71,7 @@ class WeightedEnvironment(AJudged):
 
 
 def shaped_mean(weights: Mapping[str, float], formed: bool, content: Mapping[str, float], shaping: Shaping) -> Row:
-    """A row of the reward, the components as they count, and their weighted mean `raw`."""
+    """A row with the shaped `reward`, the weighted mean `raw`, and the components of `content` as averaged in it."""
     counted = {name: shaping.scaled(name, value) if formed else 0.0 for name, value in content.items()}
     values = {"format": float(formed), **counted}
     raw = round(
@@ -81,7 +81,7 @@ def shaped_mean(weights: Mapping[str, float], formed: bool, content: Mapping[str
 
 
 def some(weights: Mapping[str, float]) -> Mapping[str, float]:
-    """The weights.
+    """`weights`, unchanged.
 
     Raises: ConfigError where all are 0.
     """
@@ -96,5 +96,5 @@ def flags_right(given: Given, truth: Transition) -> float:
 
 
 def value_error(given: Given, truth: Transition) -> float:
-    """How far the reward is off; infinite where there is none."""
+    """The absolute error of the reward that the answer gives; infinite where it gives none."""
     return math.inf if given.answer.reward is None else abs(given.answer.reward - truth.reward)

@@ -1,4 +1,4 @@
-"""What A answers show: by ply, move type and class, and what they say to illegal moves."""
+"""Figures of A answers: by ply, move type and class, and for illegal moves."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ CLASSES = ("ongoing", "mate", "mate made by the move", "draw", "draw made by the
 def environment_figures(documents: Sequence[str], completions: Iterable[str]) -> Figures:
     """Figures of A answers against gold documents: validity, next state, fields, and recall of every class.
 
-    `exact` asks all six fields of the FEN. A ply is that of the move asked, counted from the start of the game by the
-    FEN; a move belongs to every type that it has, if it is legal. The class is reward and both flags together;
-    `made by the move` leaves out positions that were over before it. Answering the commonest value always is the
-    baseline that stands beside accuracies; the macro figures are unweighted means over the classes that occur. Their
-    intervals draw what is given to each class from a Dirichlet distribution, by which each recall has Jeffreys'
-    interval: a resample of the documents would take the few of a rare class, all right, for certain. Source: Brown,
-    Cai and DasGupta 2001.
+    `exact` requires all six fields of the FEN. The ply is that of the prompt's move, counted from the start of the game
+    by the FEN; a legal move belongs to every type that applies to it. The class is reward and both flags together;
+    `made by the move` leaves out positions in which the game was over before. Beside accuracies stands the baseline of
+    always answering the commonest value; the macro figures are unweighted means over the classes that occur. Their
+    intervals draw the answers to each class from a Dirichlet distribution, which gives each recall Jeffreys' interval:
+    resampling the documents would treat the recall of a rare class, whose few answers are all right, as certain.
+    Source: Brown, Cai and DasGupta 2001.
 
-    To illegal moves, the published data and the rules of chess answer differently (see `chess_text.transition`), and
-    what the model says is set beside each oracle: all of it, and by what is wrong with the move.
+    To illegal moves, the published data and the rules of chess answer differently (see `chess_text.transition`), so
+    these answers are compared with each oracle: in total, and by what is wrong with the move.
     Raises: DataError for a document that is no A document.
     """
     fields, slices, classes, illegal = Tally(), Tally(), Tally(), Tally()
@@ -94,7 +94,7 @@ def environment_figures(documents: Sequence[str], completions: Iterable[str]) ->
 
 
 def read_gold(document: str) -> tuple[EnvironmentPrompt, chess.Board, EnvironmentAnswer, str]:
-    """The question of an A document, its board, the answer, and the outcome that this names.
+    """The prompt of an A document, its board, its answer, and the outcome class of that answer.
 
     Raises: DataError for a document that is no A document.
     """
@@ -109,12 +109,12 @@ def read_gold(document: str) -> tuple[EnvironmentPrompt, chess.Board, Environmen
 
 
 def same(answer: EnvironmentAnswer, gold: EnvironmentAnswer) -> bool:
-    """Whether all six fields of the FEN, the reward and both flags are given, and nothing else."""
+    """Whether the answer has all six fields of the gold FEN, its reward and both flags, and nothing else."""
     return chess_text.match(answer.new_fen, gold.new_fen).strict and answer == gold
 
 
 def _add_illegal(tally: Tally, prompt: EnvironmentPrompt, board: chess.Board, answer: EnvironmentAnswer) -> None:
-    """An answer to an illegal move beside both oracles."""
+    """Adds an answer to an illegal move to the tally, compared with both oracles."""
     words = chess_text.MOVE.fullmatch(prompt.move) and prompt.move[:2] != prompt.move[2:4]
     occupied = words and board.piece_at(chess.parse_square(prompt.move[:2])) is not None
     kind = "from an occupied square" if occupied else "from an empty square" if words else "no move at all"
@@ -126,7 +126,7 @@ def _add_illegal(tally: Tally, prompt: EnvironmentPrompt, board: chess.Board, an
 
 
 def _outcome(answer: EnvironmentAnswer) -> str | None:
-    """The class of an answer, None where it is none."""
+    """The outcome class of an answer; None where it is of none."""
     return OUTCOMES.get((answer.reward, answer.terminated, answer.truncated))
 
 
@@ -150,11 +150,11 @@ def _slices(board: chess.Board, uci: str) -> list[str]:
 
 
 def _summary(confusion: Counter[tuple[str, str | None]]) -> Figures:
-    """Over all classes; `confusion` counts (gold, given) pairs."""
+    """The figures over all classes; `confusion` counts (gold, given) pairs of classes."""
     if not confusion:
         return {}
     kinds = list(dict.fromkeys(gold for gold, _ in confusion))
-    table = np.zeros((len(kinds), len(kinds) + 1))  # last: what is given is none of them
+    table = np.zeros((len(kinds), len(kinds) + 1))  # last column: answers of another class or of none
     for (gold, given), count in confusion.items():
         table[kinds.index(gold), kinds.index(given) if given in kinds else -1] += count
     sizes, right, total = table.sum(1), int(table.trace()), confusion.total()
@@ -181,6 +181,6 @@ def _f1(tables: Array) -> Array:
 
 
 def _estimate(value: Array, drawn: Array, total: int) -> Estimate:
-    """The value with the middle 95 % of what was drawn, and itself, as where all is right."""
+    """`value` with the central 95 % interval of `drawn`, widened to contain it, as is needed where all is right."""
     low, high = np.quantile(drawn, [0.025, 0.975])
     return Estimate(float(value), (float(min(low, value)), float(max(high, value))), total)

@@ -1,4 +1,4 @@
-"""What the policy is asked in the A task: positions and moves, from documents or made here, answered by the oracle."""
+"""The A task: prompts of a position and a move, from documents or made here, and the oracle's answers to them."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from rookexp.types import Prompt, Tokenizer
 
 Moves = Literal["legal", "illegal", "any"]
 Legality = Literal["legacy", "strict"]
-FIFTH = 16  # half-moves without capture or pawn move after which a position can be there for the fifth time
+FIFTH = 16  # half-moves without capture or pawn move after which a position can occur for the fifth time
 
 
 class EnvironmentTask:
-    """A prompts whose answers are the oracle's transitions; which ones a step asks depends on the seed and step alone.
+    """A prompts whose answers are the oracle's transitions; the prompts of a step depend only on the seed and the step.
 
-    `positions` is a file of `load_questions`, or its questions. `moves` says which of them are asked; an illegal move
-    is answered as `legality` has it in `chess_text.transition`. `fixed` asks the same `prompts` of them in every step,
-    `epochs` passes over all, in a new order each time, so that none is ever asked twice more than another.
+    `positions` is a file for `load_questions`, or such questions. `moves` says which of them are used; the answer to
+    an illegal move depends on `legality`, see `chess_text.transition`. `fixed` repeats the same `prompts` of them in
+    every step, `epochs` passes over all, in a new order each time, so that their counts never differ by more than one.
     """
 
     kinds = ("A",)
@@ -80,11 +80,11 @@ class EnvironmentTask:
         self.passes = Passes([rows], order=order, seed=seed)
 
     def notes(self) -> list[str]:
-        """How much of what it has read is not asked, or asked twice."""
+        """Lines on questions that are left out or repeated."""
         return self.said
 
     def prompts(self) -> tuple[Prompt, ...]:
-        """Every prompt that this task asks, once each, in the order of a fixed batch."""
+        """The prompt of every question that this task uses, once each, in the order of a fixed batch."""
         return tuple(map(self._prompt, self.passes.rows()))
 
     def gold(self, prompt: Prompt) -> str:
@@ -93,11 +93,11 @@ class EnvironmentTask:
         return answer.text()
 
     def select(self, step: int) -> tuple[Prompt, ...]:
-        """The problems of a step, `prompts` of them."""
+        """The prompts of a step, `prompts` of them."""
         return self.take(step * self.prompts_per_step, self.prompts_per_step)
 
     def take(self, start: int, count: int) -> tuple[Prompt, ...]:
-        """The problems at places start, ..., start + count - 1 of the endless sequence that the steps read."""
+        """The prompts at indices start, ..., start + count - 1 of the endless sequence that the steps read."""
         return tuple(map(self._prompt, self.passes.take(start, count)))
 
     def _prompt(self, row: EnvironmentPrompt) -> Prompt:
@@ -110,7 +110,7 @@ class EnvironmentTask:
 
 
 def first_moves() -> tuple[EnvironmentPrompt, ...]:
-    """The 20 legal moves of the start position, in alphabetical order."""
+    """The questions of the 20 legal moves in the start position, in alphabetical order."""
     return tuple(EnvironmentPrompt(chess.STARTING_FEN, uci, (uci,)) for uci in sorted(legal_ucis(chess.Board())))
 
 
@@ -119,7 +119,7 @@ def games(
 ) -> tuple[EnvironmentPrompt, ...]:
     """The distinct questions of seeded weighted-random games of 1 to `max_plies` plies.
 
-    `legal` asks the moves that were played; `illegal` one drawn between any two squares instead; `any` both.
+    `legal` takes the moves that were played; `illegal` instead an illegal one between two random squares; `any` both.
     """
     rng = random.Random(f"{seed}/games")
     found: dict[EnvironmentPrompt, None] = {}
@@ -137,7 +137,7 @@ def games(
 
 
 def illegal_move(board: chess.Board, rng: random.Random) -> str:
-    """A move between two squares that the rules do not allow."""
+    """A random move between two squares that the rules do not allow, as UCI."""
     legal = legal_ucis(board)
     while True:
         uci = chess.Move(*rng.sample(chess.SQUARES, 2)).uci()
@@ -155,14 +155,14 @@ def is_legal(row: EnvironmentPrompt) -> bool:
 
 
 class Unobservable(ValueError):
-    """A document whose outcome does not follow from its prompt: the fifth repetition of a longer game."""
+    """A document whose outcome does not follow from its prompt: fivefold repetition in a longer game."""
 
 
 def load_questions(path: Path, legality: Legality) -> tuple[list[EnvironmentPrompt], Counter[str]]:
-    """The questions of a text file of A prompts or documents, one a line, or of a JSON list of `document_of` rows.
+    """The questions of a text file of A prompts or documents, one per line, or of a JSON list of `document_of` rows.
 
-    P documents among the lines are left out, and so are documents whose draw comes from a game that is not seen whole;
-    the counter says how many.
+    P documents among the lines are left out, and so are documents whose draw depends on a part of the game that the
+    prompt does not show; the counter says how many of each.
     Raises: DataError naming file and row where the file is missing, has no A line, or a line is not such a document.
     """
     whole = path.suffix == ".json"
@@ -191,9 +191,9 @@ def load_questions(path: Path, legality: Legality) -> tuple[list[EnvironmentProm
 
 
 def document_of(row: Any, legality: Legality) -> str:
-    """The A prompt of a JSON row, `prompt`, with the answer to it where the row says what follows, `expected_fen`.
+    """The `prompt` of a JSON row, an A prompt, with the answer to it where the row has an `expected_fen`.
 
-    Raises: ValueError for a row without a prompt, and where what follows does not.
+    Raises: ValueError for a row without a prompt, and for an `expected_fen` that does not follow from it.
     """
     if not isinstance(row, dict) or not isinstance(row.get("prompt"), str):
         raise ValueError("not an object with a text `prompt`")
@@ -210,7 +210,7 @@ def document_of(row: Any, legality: Legality) -> str:
 
 
 def answers(asked: EnvironmentPrompt, legality: Legality) -> list[Transition]:
-    """What a document may say: what follows by the rules of `legality`, or by those of the published data."""
+    """The answers that a document may give: by the rules of `legality`, or by those of the published data."""
     known: tuple[Legality, ...] = (legality, "legacy")
     return [transition(asked.fen, asked.move, legality=each) for each in known]
 
@@ -218,7 +218,7 @@ def answers(asked: EnvironmentPrompt, legality: Legality) -> list[Transition]:
 def question_of(document: str, legality: Legality) -> EnvironmentPrompt:
     """The question of an A prompt or document whose answer, if it has one, is one of its `answers`.
 
-    Raises: ValueError saying what is wrong with it; Unobservable.
+    Raises: ValueError saying what is wrong with it; Unobservable for a draw that the prompt does not show.
     """
     text = document.split(END_OF_TEXT, 1)[0].strip()
     asked = parse_a_prompt(text)

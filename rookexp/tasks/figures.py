@@ -1,4 +1,4 @@
-"""What answers are counted into: shares, means and medians, each with its 95 % interval."""
+"""Figures that answers are counted into: shares, means and medians, each with its 95 % confidence interval."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from typing import Any, Literal
 from rookexp import statistics
 
 Z95 = 1.959964
-MANY = 20  # values whose bootstrap interval is taken for what it says
+MANY = 20  # fewest values for which the bootstrap interval is used
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
     """`hits` of `total`, as a share with its 95 % Wilson score interval. Source: Wilson 1927.
 
-    Of observations that are not independent the interval is that of `sized` independent ones with the same share.
+    For observations that are not independent, the interval is that of `sized` independent ones with the same share.
     """
 
     hits: int
     total: int
-    sized: float | None = field(default=None, compare=False)  # None: independent, `total` of them
+    sized: float | None = field(default=None, compare=False)  # effective sample size; None: independent, `total`
 
     @property
     def share(self) -> float:
-        """hits / total in [0, 1]; NaN for none."""
+        """hits / total in [0, 1]; NaN where the total is 0."""
         return self.hits / self.total if self.total else math.nan
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Lower and upper end in [0, 1]."""
+        """Lower and upper end in [0, 1]; (0, 1) where the total is 0."""
         if not self.total:
             return (0.0, 1.0)
         n, p = self.total if self.sized is None else self.sized, self.share
@@ -41,7 +41,7 @@ class Figure:
         return (max(0.0, centre - half), min(1.0, centre + half))
 
     def record(self) -> dict[str, Any]:
-        """What a JSON file says of it."""
+        """The figure as an object for a JSON file."""
         share = self.share if self.total else None
         return {"share": share, "interval": self.interval, "hits": self.hits, "total": self.total}
 
@@ -54,7 +54,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean or median of `total` observations, with its 95 % interval where that is known."""
+    """A mean or median of `total` observations, with its 95 % interval; None where that is unknown."""
 
     value: float
     interval: tuple[float, float] | None
@@ -62,7 +62,7 @@ class Estimate:
     kind: Literal["mean", "median"] = "mean"
 
     def record(self) -> dict[str, Any]:
-        """What a JSON file says of it."""
+        """The figure as an object for a JSON file."""
         return {self.kind: self.value, "interval": self.interval, "total": self.total}
 
     def __str__(self) -> str:
@@ -75,11 +75,11 @@ Figures = dict[str, Figure | Estimate]
 
 
 def pooled(bunches: Sequence[tuple[int, int]]) -> Figure:
-    """The share of hits in bunches of (hits, total), as moves in an answer: the bunches are independent of each other.
+    """The share of hits in clusters (hits, total), such as the moves of an answer; only clusters are independent.
 
-    So many independent observations say as much: all, divided by how much more the share varies from bunch to bunch
-    than it then would, if it does, and fewer still where few bunches show how much it varies; but only the number of
-    bunches where that cannot be known, as all hit or none does. Source: Korn and Graubard 1998, Kish 1965.
+    The effective sample size is the total over the design effect, that is how much more the share varies between
+    clusters than with independent observations, at least 1; smaller still where few clusters show how much it varies;
+    the number of clusters where that is unknown, as with all hits or none. Source: Korn and Graubard 1998, Kish 1965.
     """
     known = [(hits, size) for hits, size in bunches if size]
     hits, total, n = sum(h for h, _ in known), sum(size for _, size in known), len(known)
@@ -92,15 +92,15 @@ def pooled(bunches: Sequence[tuple[int, int]]) -> Figure:
 
 
 def mean_of(values: Sequence[float]) -> Estimate:
-    """The mean of at least one value, none below 0; Student's interval, from the sample's standard deviation."""
+    """The mean of one or more values >= 0, with Student's interval from the sample's standard deviation."""
     return ratio_of(values, [1] * len(values))
 
 
 def ratio_of(amounts: Sequence[float], sizes: Sequence[float]) -> Estimate:
-    """The sum of the amounts, none below 0, for each unit of size, of observations with both; `total` counts these.
+    """sum(amounts) / sum(sizes) of observations with an amount >= 0 and a size each; `total` counts the observations.
 
-    Student's interval takes observations as independent, not units, and ends at 0, where that of few and uneven ones
-    would go on; there is none where all have the same ratio, as these say nothing about the spread.
+    Student's interval treats observations as independent, not units of size, and is cut off at 0, below which it might
+    reach with few, uneven ones; None where all have the same ratio, or for one, which says nothing about the spread.
     Source: Cochran 1977, eq. 6.13.
     """
     n, size = len(amounts), math.fsum(sizes)
@@ -113,13 +113,14 @@ def ratio_of(amounts: Sequence[float], sizes: Sequence[float]) -> Estimate:
 
 
 def median_of(values: Sequence[float]) -> Estimate:
-    """The median of at least one value; its interval lies between two of the values and is none below 6 of them.
+    """The median of at least one value; its interval ends at two of the values, and is None for fewer than 6.
 
-    The interval cuts off as many values at each end as a fair coin leaves at most 1 chance in 40 for.
+    It leaves out k values at each end, the largest k for which n tosses of a fair coin give at most k heads with a
+    probability of at most 1 / 40.
     """
     y, n = sorted(values), len(values)
     middle = (y[(n - 1) // 2] + y[n // 2]) / 2
-    cut, ways, below = 0, 1, 1  # ways: subsets of `cut` values; below: of at most so many
+    cut, ways, below = 0, 1, 1  # ways: subsets of `cut` values; below: of at most `cut`
     while below <= 2**n // 40:
         cut += 1
         ways = ways * (n - cut + 1) // cut
@@ -128,10 +129,10 @@ def median_of(values: Sequence[float]) -> Estimate:
 
 
 def bounded(values: Sequence[float], most: float = 1.0) -> Estimate:
-    """The mean of values in [0, most], far from normal as they may be, with an interval that is the same at every call.
+    """The mean of values in [0, most], which may be far from normal, with an interval that is the same at every call.
 
-    It is the percentile bootstrap's, and of fewer than MANY values, for which that is too narrow, Student's within the
-    bounds. Values that are all the same say nothing about their spread: there is no interval then.
+    The interval is the percentile bootstrap's; for fewer than MANY values, for which that is too narrow, Student's
+    within the bounds. Values that are all equal say nothing about their spread: the interval is then None.
     """
     few = len(values) < MANY
     found = statistics.mean(values) if few else statistics.bootstrap(values)
@@ -140,7 +141,7 @@ def bounded(values: Sequence[float], most: float = 1.0) -> Estimate:
 
 
 class Tally:
-    """Observations under names; shares are in the order in which their names came up."""
+    """Collects observations by name; shares keep the order in which their names first occurred."""
 
     def __init__(self) -> None:
         self._seen: dict[str, list[int]] = defaultdict(lambda: [0, 0])
@@ -160,15 +161,15 @@ class Tally:
         self._bunches[name].append((hits, total))
 
     def measure(self, name: str, value: float) -> None:
-        """Notes one number in [0, 1], of which the mean is asked."""
+        """Adds one number in [0, 1] to those of which the figure is the mean."""
         self._values[name].append(value)
 
     def rank(self, name: str, value: float) -> None:
-        """Notes one number, of which the median is asked."""
+        """Adds one number to those of which the figure is the median."""
         self._ranked[name].append(value)
 
     def figures(self) -> Figures:
-        """The figure of each name: shares, then means, then medians; these two by name."""
+        """The figure of each name: shares, then means, then medians; means and medians are sorted by name."""
         shares = {name: Figure(hits, total) for name, (hits, total) in self._seen.items()}
         shares |= {name: pooled(self._bunches[name]) for name in shares if name in self._bunches}
         means = {name: bounded(values) for name, values in sorted(self._values.items())}
@@ -176,5 +177,5 @@ class Tally:
 
 
 def by_side(sides: dict[str, Tally]) -> Figures:
-    """The figures of each side's tally, under names that end in the side's."""
+    """The figures of each side's tally, with the side's name appended to theirs."""
     return {f"{key}, {side}": figure for side, tally in sides.items() for key, figure in tally.figures().items()}

@@ -1,4 +1,4 @@
-"""Games that a model plays against itself, and how far its own environment would have followed them."""
+"""Games that a model plays against itself, and for how many plies its own A answers follow them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import chess
 from rookexp import chess_text, ops
 from rookexp.tasks.figures import Figure, Figures, bounded, pooled
 
-Ask = Callable[[Sequence[str], Sequence[int]], list[str]]  # prompts and a seed for each, to completions
+Ask = Callable[[Sequence[str], Sequence[int]], list[str]]  # (prompts, one seed each) -> completions
 End = Literal["illegal", "unreadable", "rule", "limit"]
 ENDS: dict[End, str] = {
     "illegal": "ended by an illegal move",
@@ -28,22 +28,22 @@ class Game:
 
     moves: tuple[str, ...]  # the legal ones, as UCI
     end: End
-    said: str | None  # the move that ended it and was not played
+    said: str | None  # the answer that ended it, illegal or unreadable, and was not played; None: it ended otherwise
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the environment is asked about a move that was played, and what is true."""
+    """The A prompt about a move that was played, and the true completion."""
 
     prompt: str
     text: str  # the true completion
 
 
 def play(ask: Ask, prompt: Callable[[str], str], *, games: int, plies: int, seed: int) -> list[Game]:
-    """Games of at most `plies` half-moves, B as written being played, all games asked at a time.
+    """Games of at most `plies` half-moves, in which B as written is played; one call of `ask` per ply for all games.
 
-    A position is asked as the environment writes it, with an en-passant square only where such a capture is legal.
-    The seed of an answer depends on the game's number and the ply alone. Draws that need a claim do not end a game.
+    A position is written as the environment writes it, with an en-passant square only where such a capture is legal.
+    An answer's seed depends only on `seed`, the game's number and the ply. Draws that need a claim do not end a game.
     """
     boards = [chess.Board() for _ in range(games)]
     ends: dict[int, tuple[End, str | None]] = {}
@@ -69,7 +69,7 @@ def play(ask: Ask, prompt: Callable[[str], str], *, games: int, plies: int, seed
 
 
 def steps_of(game: Game) -> list[Step]:
-    """Each move of a game as the environment is asked about it, with the rules' own answer."""
+    """The A prompt of each move of a game, with the answer by the rules."""
     board, steps = chess.Board(), []
     for ply, move in enumerate(game.moves):
         truth = chess_text.transition(board.fen(), move, legality="strict", game_board=board)
@@ -80,12 +80,12 @@ def steps_of(game: Game) -> list[Step]:
 
 
 def followed(right: Sequence[bool]) -> int:
-    """Plies before the first that the environment does not answer exactly."""
+    """The number of plies before the first one that the environment does not answer exactly."""
     return next((ply for ply, exact in enumerate(right) if not exact), len(right))
 
 
 def self_play_figures(games: Sequence[Game], plies: int) -> Figures:
-    """How long games stay legal, and what ends them; a game that reaches the limit counts with the limit."""
+    """How long games stay legal, and what ends them; a game that reaches the limit counts as that long."""
     lengths = [len(game.moves) for game in games]
     ended: Figures = {words: Figure(sum(g.end == end for g in games), len(games)) for end, words in ENDS.items()}
     moves: Figures = {"a move is legal": pooled([(len(g.moves), len(g.moves) + (g.end in FAILED)) for g in games])}
@@ -93,11 +93,11 @@ def self_play_figures(games: Sequence[Game], plies: int) -> Figures:
 
 
 def closed_loop_figures(games: Sequence[Game], right: Sequence[Sequence[bool]], plies: int) -> Figures:
-    """How long a game in the model's own environment is one by the rules.
+    """For how many plies a game in the model's own environment agrees with the rules.
 
-    `right` says of each game's moves whether the environment answered exactly: state, reward and both flags. Until a
-    game parts from the rules, the environment's text is the position that self-play asked about, so these are the
-    same games and none needs to be played again.
+    `right` says for each move of each game whether the environment answered exactly: state, reward and both flags.
+    Until a game parts from the rules, the environment's text is the position that self-play asked about, so these are
+    the same games and none needs to be played again.
     """
     pairs = list(zip(games, right, strict=True))
     lost = sum(not all(exact) for _, exact in pairs)

@@ -1,4 +1,4 @@
-"""A documents that are made on the spot: the twenty first moves of a game, and illegal moves in given positions."""
+"""Generated A documents: the twenty first moves of a game, and illegal moves in given positions."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ def first_moves() -> list[str]:
 
 
 def illegal_moves(documents: Sequence[str], count: int, seed: int) -> list[str]:
-    """A document with an illegal move for each of the first `count` A documents' positions, as the published data has
-    them: in turn from an empty square, with a piece of the side to move, and with one of the other side.
+    """A documents with an illegal move in the positions of the first `count` documents, answered like published data.
+
+    The illegal moves are in turn from an empty square, with a piece of the side to move, and with one of the other.
     """
     rng, made = random.Random(seed), []
     for number, text in enumerate(documents[:count]):

@@ -1,4 +1,4 @@
-"""Mate in one: problems that are read, and what P answers make of them."""
+"""Mate in one: reads problems, and computes the figures of P answers to them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ MOVE_NUMBER = re.compile(r"\d+\.+")
 class Problem:
     """A position in which a move mates."""
 
-    fen: str  # as a P prompt has it: an en-passant square after every double push
-    mates: tuple[str, ...]  # every move that mates, in order
-    target: str | None  # the one that the source asks for; None where any will do
+    fen: str  # as in a P prompt: an en-passant square after every double push
+    mates: tuple[str, ...]  # every move that mates, as UCI, in alphabetical order
+    target: str | None  # the mating move that the source asks for; None where any will do
 
 
 def mating_moves(board: chess.Board) -> tuple[str, ...]:
@@ -34,7 +34,7 @@ def mating_moves(board: chess.Board) -> tuple[str, ...]:
 
 
 def read(file: Path) -> tuple[list[Problem], list[str]]:
-    """The problems of a file, and for each line or example that is none, its number and why.
+    """The problems of a file, and a text with number and reason for each line or example that is not a problem.
 
     JSON lines have a `fen` and may have the list `mates` of all mating moves, which is checked. JSON in BIG-bench's
     layout has `examples`, each with the game so far as `input` and a mating move as `target`, in SAN.
@@ -68,10 +68,10 @@ def read(file: Path) -> tuple[list[Problem], list[str]]:
 
 
 def mate_figures(problems: Sequence[Problem], completions: Sequence[str], prompts: Sequence[str]) -> Figures:
-    """Figures of P answers to problems: of all, then of White's to move, then of Black's.
+    """Figures of P answers to problems: over all, then with White to move, then with Black.
 
-    Any mating move is right; `is the target` asks for the source's own, where it has one. Beside them stands the
-    chance of a legal move drawn blindly.
+    Any mating move is right; `is the target` requires the source's own, where it has one. Beside them stands the
+    chance that a random legal move mates.
     """
     whole, sides = Tally(), {name: Tally() for name in SIDES.values()}
     for problem, completion, prompt in zip(problems, completions, prompts, strict=True):

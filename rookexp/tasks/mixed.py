@@ -16,17 +16,17 @@ from rookexp.types import Prompt
 
 @runtime_checkable
 class Task(Protocol):
-    """What the policy is asked, and the right answers."""
+    """A source of prompts and of the right answers to them."""
 
     @property
     def kinds(self) -> Sequence[str]:
-        """What `Prompt.task` may be."""
+        """The values that `Prompt.task` may have."""
 
     def select(self, step: int) -> tuple[Prompt, ...]:
-        """The problems of a step."""
+        """The prompts of a step."""
 
     def prompts(self) -> tuple[Prompt, ...]:
-        """What is asked to evaluate the policy, once each."""
+        """The prompts on which the policy is evaluated, once each."""
 
     def gold(self, prompt: Prompt) -> str:
         """The completion that earns the most."""
@@ -34,43 +34,43 @@ class Task(Protocol):
 
 @runtime_checkable
 class Noted(Protocol):
-    """A task that says what it has read."""
+    """A task that reports on the data it has read."""
 
     def notes(self) -> list[str]:
-        """Lines for a person."""
+        """Lines for the user."""
 
 
 @runtime_checkable
 class Sequenced(Task, Protocol):
-    """A task whose problems form one endless sequence."""
+    """A task whose prompts form one endless sequence."""
 
     def take(self, start: int, count: int) -> tuple[Prompt, ...]:
-        """The problems at places start, ..., start + count - 1."""
+        """The prompts at indices start, ..., start + count - 1."""
 
 
-Ways = Mapping[str, Mapping[str, float | None]]  # by kind of prompt, what is sampled in another way than of all prompts
+Ways = Mapping[str, Mapping[str, float | None]]  # by kind of prompt: sampling settings other than the common ones
 
 
 class Several:
-    """Tasks by name; which of them a step asks is for the heirs to say."""
+    """Several tasks by name; subclasses say which of them a step uses."""
 
     tasks: Mapping[str, Task]
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """What `Prompt.task` may be."""
+        """The values that `Prompt.task` may have."""
         return tuple(dict.fromkeys(kind for task in self.tasks.values() for kind in task.kinds))
 
     def gold(self, prompt: Prompt) -> str:
-        """The completion that earns the most, as the first task has it that asks prompts of this kind."""
+        """The completion that earns the most, according to the first task with prompts of this kind."""
         return next(task for task in self.tasks.values() if prompt.task in task.kinds).gold(prompt)
 
     def notes(self) -> list[str]:
-        """What the tasks have to say of the data that they have read."""
+        """The notes of all tasks on the data that they have read."""
         return notes_of(self.tasks.values())
 
     def named(self, name: str, prompts: Iterable[Prompt]) -> tuple[Prompt, ...]:
-        """The prompts of one of the tasks, which from here on say whose they are."""
+        """The prompts of the task `name`; with several tasks their `source`, if empty, is set to that name."""
         source = name if len(self.tasks) > 1 else ""
         return tuple(replace(prompt, source=prompt.source or source) for prompt in prompts)
 
@@ -78,9 +78,9 @@ class Several:
 class Mixed(Several):
     """Tasks that share every step by quota, not by chance.
 
-    `shares`: of the `prompts` of a step. In any steps in a row the counts of two tasks are within one of their shares
-    of all prompts; with K tasks they are within K - 1 from the start on. Each task goes on with its own sequence, so
-    that what it promises of it stays true. `fixed`: every step asks what the first one does.
+    `shares`: each task's share of a step's `prompts`. With two tasks, the counts over any consecutive steps are within
+    one of the exact shares; with K tasks, the counts since the start are within K - 1. Each task continues its own
+    sequence, so that what it guarantees about that stays true. `fixed`: every step repeats the first one's prompts.
     """
 
     tasks: Mapping[str, Sequenced]
@@ -111,7 +111,7 @@ class Mixed(Several):
         self.order = order
         self.sampling = sampling
         exact = {name: Fraction(str(shares[name])) for name in tasks}
-        rest = accumulate(reversed(exact.values()))  # of each task and those after it
+        rest = accumulate(reversed(exact.values()))  # total share of each task and those after it
         self._of_rest = dict(
             reversed([(name, exact[name] / some) for name, some in zip(reversed(exact), rest, strict=True)])
         )
@@ -124,7 +124,7 @@ class Mixed(Several):
         return {name: end - start for name, (start, end) in self._places(step).items()}
 
     def select(self, step: int) -> tuple[Prompt, ...]:
-        """The problems of a step, task by task."""
+        """The prompts of a step, task by task."""
         places = self._places(0 if self.order == "fixed" else step)
         return tuple(
             prompt
@@ -133,13 +133,13 @@ class Mixed(Several):
         )
 
     def prompts(self) -> tuple[Prompt, ...]:
-        """The fixed batch; else what each task asks to evaluate the policy."""
+        """The fixed batch; else the evaluation prompts of each task."""
         if self.order == "fixed":
             return self.select(0)
         return tuple(prompt for name, task in self.tasks.items() for prompt in self.named(name, task.prompts()))
 
     def _places(self, step: int) -> dict[str, tuple[int, int]]:
-        """Where in its own sequence each task is before and after a step."""
+        """The index of each task in its own sequence before and after a step."""
         before, after = (self._used(steps * self.prompts_per_step) for steps in (step, step + 1))
         return {name: (before[name], after[name]) for name in self.tasks}
 
@@ -153,9 +153,9 @@ class Mixed(Several):
 
 
 class Phases(Several):
-    """Tasks one after another: phase i asks task `phases[i]` for `steps[i]` steps; the last may have null, all others.
+    """Tasks one after another: phase i uses task `phases[i]` for `steps[i]` steps; null, in the last: all that remain.
 
-    A task that comes again goes on where it was. Evaluated are the prompts of all of them, whatever the phase.
+    A task that comes again continues where it stopped. Evaluation uses the prompts of all tasks, whatever the phase.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class Phases(Several):
         return rows
 
     def select(self, step: int) -> tuple[Prompt, ...]:
-        """The problems of a step; steps after the run's last are the last phase's."""
+        """The prompts of a step; steps after the run's last belong to the last phase."""
         done = dict.fromkeys(self.tasks, 0)
         rows = self.table()
         for name, start, end in rows:
@@ -199,13 +199,13 @@ class Phases(Several):
         raise AssertionError("the last phase has no end")
 
     def prompts(self) -> tuple[Prompt, ...]:
-        """What each task asks to evaluate the policy, once each."""
+        """The evaluation prompts of all tasks, each text once."""
         asked = {p.text: p for name, task in self.tasks.items() for p in self.named(name, task.prompts())}
         return tuple(asked.values())
 
 
 def subtasks(task: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The nodes of a task that has several, by name; none of another, even if it has a `tasks` of another kind."""
+    """The nodes of a task's subtasks, by name; {} for a task without any, even if its `tasks` is something else."""
     inner = task.get("tasks")
     return {
         name: node for name, node in (inner if isinstance(inner, Mapping) else {}).items() if isinstance(node, Mapping)
@@ -213,5 +213,5 @@ def subtasks(task: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def notes_of(tasks: Iterable[Any]) -> list[str]:
-    """The lines of all tasks that have some."""
+    """The notes of all tasks that have some."""
     return [note for task in tasks if isinstance(task, Noted) for note in task.notes()]

@@ -1,4 +1,4 @@
-"""What P answers show: by side to move, and under both readings of an answer, B and the highest-valued listed move."""
+"""Figures of P answers: by side to move, and under both readings of an answer, B and the highest-valued listed move."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ def policy_figures(
     prompts: Sequence[str],
     values: Sequence[Mapping[str, int]] | None,
 ) -> Figures:
-    """Figures of P answers against gold documents: of all, then of White's to move, then of Black's.
+    """Figures of P answers against gold documents: over all, then with White to move, then with Black.
 
-    A document's lines are the engine's; its best move is any of them with the highest evaluation, and what stands after
+    A document's lines are the engine's; its best move is any of them with the highest evaluation, and the move after
     `B:` is only the label. Rates are over all documents unless the name says otherwise: an unreadable answer is a
-    miss. A word in the list that is no move is an illegal one. Where a model gives several listed moves the same
-    highest value, the first of them speaks for its list: the order says nothing, so that is a fair draw.
-    `highest-valued` and `lowest-valued` of B count every well-formed answer whose values are not all equal; any of
+    miss. A word in the list that is not a move counts as an illegal one. Where an answer gives several listed moves the
+    same highest value, the first of them is taken: the order carries no information, so that is a fair draw.
+    `highest-valued` and `lowest-valued` of B count every well-formed answer whose values are not all equal; any one of
     equals is right, and B listed twice with different values is neither.
 
-    A win-probability loss is the best move's less the chosen one's, in [0, 1], lower is better; the best listed move
-    is what a reader who knows the truth would choose from the list. The error of listed values is an answer's mean
-    distance from the truth in win probability, mates included, and its median distance in centipawns, where a mate is
-    near 100 000. Of pairs in the true order, two equal values count half. All this is known `if among the engine's`
-    moves, whose rate stands beside it; with `values`, every legal move's evaluation in centipawns, also for each legal
-    move `by Stockfish`.
+    A win-probability loss is the best move's win probability minus the chosen one's, in [0, 1], lower is better; the
+    best listed move is what a reader who knows the truth would choose from the list. The error of listed values is an
+    answer's mean distance from the truth in win probability, mates included, and its median distance in centipawns,
+    where a mate is near 100 000. Among pairs in the true order, two equal values count half. All this is computed for
+    moves `if among the engine's`, whose rate is given too, and with `values`, the evaluation of every legal move in
+    centipawns, also for all legal moves, `by Stockfish`.
     Raises: DataError for a document that is no P document.
     """
     whole, sides = Tally(), {name: Tally() for name in SIDES.values()}
@@ -56,7 +56,7 @@ def policy_figures(
 def best_moves(document: str) -> list[str]:
     """The engine's moves with the highest evaluation in a P document.
 
-    Raises: DataError where it is none.
+    Raises: DataError where it is not a P document.
     """
     _, lines, _ = _read(document)
     return [move for move, value in lines.items() if value == max(lines.values())]
@@ -69,7 +69,7 @@ def highest_valued(answer: chess_text.PolicyAnswer | None) -> str | None:
 
 
 def _read(document: str) -> tuple[chess_text.PolicyAnswer, dict[str, float], chess.Board]:
-    """What a P document says, the engine's moves with their evaluations in pawns, and the position."""
+    """A parsed P document, the engine's moves in it with their evaluations in pawns, and the position."""
     gold = chess_text.parse_p(document)
     whole = gold is not None and len(gold.fen.split()) == chess_text.FEN_FIELDS
     board = chess_text.board_of(gold.fen) if gold is not None and whole else None
@@ -88,7 +88,7 @@ def _add_policy(
     answer: chess_text.PolicyAnswer,
     legal: frozenset[str],
 ) -> None:
-    """One answer; `lines` are the engine's moves with their evaluations in pawns."""
+    """Adds one answer to the tally; `lines` are the engine's moves with their evaluations in pawns."""
     best = {move for move, value in lines.items() if value == max(lines.values())}
     pairs = answer.pairs() if answer.well_formed else None
     highest = highest_valued(answer)
@@ -112,7 +112,7 @@ def _add_policy(
 
 
 def _add_values(tally: Tally, answer: chess_text.PolicyAnswer, truth: Mapping[str, int], where: str) -> None:
-    """One answer's moves and values beside the true evaluations in centipawns, as far as these go."""
+    """Adds one answer's moves and values to the tally, for moves with a true evaluation, in centipawns, in `truth`."""
     win = {move: chess_text.win_probability(value) for move, value in truth.items()}
     best_listed = max((move for move in answer.moves if move in win), key=win.__getitem__, default=None)
     for name, move in (

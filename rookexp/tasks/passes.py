@@ -1,4 +1,4 @@
-"""Which rows a step asks: a fixed batch, or seeded passes over all, in which none is asked twice more than another."""
+"""The rows of each step: a fixed batch, or seeded passes over all rows, in which each is used equally often."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ Row = TypeVar("Row")
 
 
 class Passes(Generic[Row]):
-    """An endless sequence of rows; what stands at a place depends on the rows, the seed and the place alone.
+    """An endless sequence of rows; the row at an index depends only on the rows, the seed and the index.
 
     `fixed` repeats the rows in their order; `epochs` passes over them, in a new order each time. Several strands, of
-    one length or the earlier one longer, take turns. In any prefix no row stands twice more often than another.
+    equal length or earlier ones longer by one, alternate. In any prefix the counts of two rows differ by at most one.
     """
 
     def __init__(self, strands: Sequence[Sequence[Row]], *, order: Literal["fixed", "epochs"], seed: int) -> None:
@@ -30,7 +30,7 @@ class Passes(Generic[Row]):
         return [_woven(self.strands, i) for i in range(len(self))]
 
     def take(self, start: int, count: int) -> list[Row]:
-        """The rows at places start, ..., start + count - 1."""
+        """The rows at indices start, ..., start + count - 1."""
         places = [divmod(start + i, len(self)) for i in range(count)]
         if self.order == "fixed":
             return [_woven(self.strands, i) for _, i in places]

@@ -1,4 +1,4 @@
-"""Seeded chess positions: openings, self-play and random middlegames, endgames; and what makes two the same."""
+"""Seeded chess positions: openings, self-play and random middlegames, endgames; and when two count as the same."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def endgame(rng: random.Random) -> chess.Board:
 
 
 def position_key(board: chess.Board) -> str:
-    """What is one position for deduplication and splits: placement, turn, castling and legal en passant.
+    """The key of a position for deduplication and splits: placement, turn, castling and legal en passant.
 
     A colour flip (and, without castling rights, a left-right mirror) counts as the same position, because the
     corpus builder makes one from the other.

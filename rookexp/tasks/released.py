@@ -20,17 +20,17 @@ from rookexp.tasks.positions import position_key, split_of
 from rookexp.tasks.rookworld import PolicyTask, annotation_of
 from rookexp.types import Prompt, Tokenizer
 
-LISTED = 5  # malformed rows that are shown
+LISTED = 5  # most malformed rows that are shown
 HASHED = ("validation", "test")
-Taken = dict[str, list[Any]]  # the rows of a part: Annotations of P, EnvironmentPrompts of A
+Taken = dict[str, list[Any]]  # the rows of a part by kind: Annotations for P, EnvironmentPrompts for A
 
 
 @dataclass(slots=True)
 class Reading:
     """What became of the rows that were read."""
 
-    counts: Counter[str] = field(default_factory=Counter)  # by what became of them
-    malformed: list[str] = field(default_factory=list)  # the first of them: file, row and reason
+    counts: Counter[str] = field(default_factory=Counter)  # rows, by what became of them
+    malformed: list[str] = field(default_factory=list)  # the first malformed rows: file, row and reason
 
     def refuse(self, place: str, why: str) -> None:
         """Notes a malformed row."""
@@ -53,13 +53,14 @@ class Reading:
 class RookWorld:
     """P and A prompts of a data set whose rows have a text column, mixed by quota; the split is by position.
 
-    `data`: a file, a folder, or a data set on the Hub, of which the files that match `files` are read, in a uniformly
-    random order, until there are `rows` training and `eval_rows` evaluation prompts, `p_share` of them P (null: all).
-    A position, up to its symmetries, is in one split only: prompts are asked from the training split and evaluated on
-    `evaluate`: validation, test, or the files that match another pattern (the data set's own test split), less the
-    positions that training asks. A row that is no document, or whose answer the oracle contradicts, is never used:
-    `notes` counts and lists them, and those whose move is illegal. `black_best`: the best move of a gold answer is the
-    one with the highest evaluation, or, with `legacy`, the published label, for Black nearly always the lowest.
+    `data`: a file, a folder, or a data set on the Hub. The rows of its files that match `files` are read in a uniformly
+    random order until there are `rows` (null: all) training and `eval_rows` evaluation prompts, `p_share` of them P.
+    A position, up to its symmetries, is in one split only. Training prompts come from the training split, evaluation
+    prompts from `evaluate`: validation, test, or the files that match another pattern (the data set's own test split),
+    less the positions used in training. A row that is no document, whose answer the oracle contradicts, or whose move
+    is illegal is never used; `notes` counts these and lists malformed ones. `black_best`: the best move of a gold
+    answer is the one with the highest evaluation, or, with `legacy`, the published label, for Black nearly always the
+    lowest.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class RookWorld:
         own = evaluate not in HASHED
         parts = {"train": "train"} if own else {"train": "train", evaluate: "evaluation"}
         found, unread = shards.find(data, revision, files, column)
-        self.kept: dict[str, str] = {}  # position key -> the part that it is in
+        self.kept: dict[str, str] = {}  # position key -> the part, train or evaluation, that it is in
         self.labels: dict[Annotation, str] = {}  # the published label of a P row
         texts = shards.shuffled(found, f"{seed}/rows")
         taken = self._take(texts, {name: wanted[name] for name in parts.values()}, lambda key: parts.get(split_of(key)))
@@ -136,31 +137,31 @@ class RookWorld:
                     legality="legacy",
                     seed=seed,
                 )
-        # With p_share=0 or 1 one of the kinds that the configuration speaks of is never asked.
+        # With p_share=0 or 1 one of the kinds in the configuration never occurs; its sampling settings are dropped.
         self.sampling = {kind: way for kind, way in sampling.items() if kind not in "PA" or kind in self.shares}
         self.training = Mixed(tasks=tasks["train"], shares=self.shares, prompts=prompts, order=order, sampling={})
         self.evaluation = tasks["evaluation"]
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """What `Prompt.task` may be."""
+        """The values that `Prompt.task` may have."""
         return tuple(self.shares)
 
     @property
     def held_out(self) -> bool:
-        """Whether no position that is evaluated is trained on."""
+        """Whether evaluation uses no position that is trained on."""
         return self.training.order == "epochs"
 
     def notes(self) -> list[str]:
-        """What was read, as lines for a person."""
+        """What was read, as lines for the user."""
         return [f"{self.data}: {line}" for line in (*self.reading.notes(), *self.missed, *self.training.notes())]
 
     def select(self, step: int) -> tuple[Prompt, ...]:
-        """The problems of a step, of the training split."""
+        """The prompts of a step, from the training split."""
         return self.training.select(step)
 
     def prompts(self) -> tuple[Prompt, ...]:
-        """The held-out prompts, once each; with a fixed batch that batch, which then is all that is measured."""
+        """The held-out prompts, once each; with a fixed batch just that batch, which is then all that is measured."""
         if not self.held_out:
             return self.training.prompts()
         return tuple(prompt for task in self.evaluation.values() for prompt in task.prompts())
@@ -175,7 +176,7 @@ class RookWorld:
         return p_completion(prompt.text, row, best)
 
     def _quotas(self, rows: int | None) -> dict[str, int | None]:
-        """How many rows of each kind, null for all; at least one of each that is asked at all."""
+        """How many rows to take of each kind, None for all; at least one of each kind that is used."""
         return {kind: None if rows is None else max(1, round(rows * share)) for kind, share in self.shares.items()}
 
     def _take(
@@ -184,7 +185,7 @@ class RookWorld:
         wanted: Mapping[str, Mapping[str, int | None]],
         part_of: Callable[[str], str | None],
     ) -> dict[str, Taken]:
-        """The rows of each part, until there are as many of each kind as wanted; counts what became of every row."""
+        """Reads rows until each part has as many of each kind as wanted; counts what became of every row read."""
         taken: dict[str, Taken] = {part: {"P": [], "A": []} for part in wanted}
         seen: set[Annotation | EnvironmentPrompt] = set()
 
@@ -252,7 +253,7 @@ def missed(taken: Mapping[str, Taken], wanted: Mapping[str, Mapping[str, int | N
 
 
 def row_of(text: str) -> tuple[Annotation | EnvironmentPrompt, str]:
-    """The row of a document and its label, B or the move.
+    """The row of a document, and its label: the move after `B:` of a P document, the move of an A document.
 
     Raises: ValueError saying what is wrong with it.
     """
@@ -266,9 +267,9 @@ def row_of(text: str) -> tuple[Annotation | EnvironmentPrompt, str]:
 
 
 def whole(text: str) -> str:
-    """The document of a data set's row: what stands before or between ends of text, less outer spaces.
+    """The one document in the text of a data set's row, without ends of text and outer spaces.
 
-    Seven fields without `A: ` get it: some data sets have their A documents so.
+    Seven fields without `A: ` in front get it: some data sets have their A documents so.
     Raises: ValueError for several documents.
     """
     documents = [part.strip() for part in text.split(END_OF_TEXT) if part.strip()]

@@ -1,4 +1,4 @@
-"""What the policy is asked in the P task: annotated positions, in a fixed batch or in seeded passes over them all."""
+"""The P task: prompts about annotated positions, in a fixed batch or in seeded passes over all of them."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from rookexp.tasks.passes import Passes
 from rookexp.types import Prompt, Tokenizer
 
 PAWNS = {chess.PAWN: 1, chess.KNIGHT: 3, chess.BISHOP: 3, chess.ROOK: 5, chess.QUEEN: 9}
-CLEAR, FEW = 5, 8  # pawns, and positions that say something together
-LOOKED_AT = 1000  # rows
+CLEAR, FEW = 5, 8  # for `doubts`: pawns up or down, and the fewest such positions to judge by
+LOOKED_AT = 1000  # rows that `doubts` checks
 
 
 class PolicyTask:
-    """P prompts whose answers are the engine's lines; which ones a step asks depends on the seed and the step alone.
+    """P prompts whose answers are the engine's lines; the prompts of a step depend only on the seed and the step.
 
-    `fixed` asks the same `prompts` positions in every step. `epochs` passes over all positions, in a new order each
-    time, so that no position is ever asked twice more than another. `balanced` uses as many positions with White to
-    move as with Black (one more White in a fixed batch of odd size) and asks them alternately. `positions` is a file
-    of `load_annotations`, or its rows. `analysed` is the share of a step's prompts that go on to `B:`, with the
-    annotated moves in `list_order` and their evaluations: a choice is all that they ask; `prompts` asks for whole
-    answers.
+    `fixed` repeats the same `prompts` positions in every step. `epochs` passes over all positions, in a new order each
+    time, so that the counts of two positions never differ by more than one. `balanced` alternates between White and
+    Black to move, with as many positions of each (one more of White in a fixed batch of odd size). `positions` is a
+    file for `load_annotations`, or such rows. `analysed` is the share of a step's prompts that extend to `B:`, with the
+    annotated moves in `list_order` and their evaluations, so that only the choice is left; the method `prompts` always
+    asks for whole answers.
     """
 
     kinds = ("P",)
@@ -106,17 +106,17 @@ class PolicyTask:
         self.passes = Passes(strands, order=order, seed=seed)
 
     def prompts(self) -> tuple[Prompt, ...]:
-        """Every prompt that this task asks, once each, in the order of a fixed batch."""
+        """The prompt of every position that this task uses, once each, in the order of a fixed batch."""
         return tuple(map(self._prompt, self.passes.rows()))
 
     def notes(self) -> list[str]:
-        """How many positions are never asked, asked twice or not used whole; evaluations of the wrong side."""
+        """Lines on positions that are left out, repeated or shortened, and on evaluations that seem to be reversed."""
         return self.said
 
     def gold(self, prompt: Prompt) -> str:
         """The completion of one of these prompts that earns the most: the engine's lines, best first, and its move.
 
-        Of a position without an analysis: legal moves, all as good.
+        For a position without an analysis: up to five legal moves, all valued equally.
         """
         row: Annotation = prompt.answer
         if not row.moves:
@@ -125,16 +125,16 @@ class PolicyTask:
         return p_completion(prompt.text, row, row.moves[0])
 
     def select(self, step: int) -> tuple[Prompt, ...]:
-        """The problems of a step, `prompts` of them."""
+        """The prompts of a step, `prompts` of them."""
         return self.take(step * self.prompts_per_step, self.prompts_per_step)
 
     def take(self, start: int, count: int) -> tuple[Prompt, ...]:
-        """The problems at places start, ..., start + count - 1 of the endless sequence that the steps read."""
+        """The prompts at indices start, ..., start + count - 1 of the endless sequence that the steps read."""
         rows = enumerate(self.passes.take(start, count), start)
         return tuple(self._analysed(row) if self._shows(place) else self._prompt(row) for place, row in rows)
 
     def _shows(self, place: int) -> bool:
-        """Whether the prompt at a place of the sequence has the analysis: by quota, the same for both colours."""
+        """Whether the prompt at index `place` includes the analysis: by quota, the same for both colours."""
         turn = place % len(self.passes) // len(self.passes.strands)
         return (turn + 1) * self.analysed // 1 > turn * self.analysed // 1
 
@@ -151,9 +151,9 @@ class PolicyTask:
 
 
 def doubts(rows: Sequence[Annotation], source: str) -> list[str]:
-    """A line for each colour whose best evaluations go against the pieces: they are meant for the side to move.
+    """A line for each colour whose best evaluations contradict the material, as if not given for the side to move.
 
-    Asked of positions where the side to move is CLEAR pawns up or down; in those that ship the two always agree.
+    Judged by positions with the side to move CLEAR pawns up or down; in the package's own the two always agree.
     """
     found = []
     for colour, name in ((chess.WHITE, "White"), (chess.BLACK, "Black")):
@@ -168,7 +168,7 @@ def doubts(rows: Sequence[Annotation], source: str) -> list[str]:
 
 
 def material(row: Annotation) -> int:
-    """How many pawns the pieces of the side to move are worth more than the other's."""
+    """The material of the side to move minus the other side's, in pawns."""
     board = _board(row)
     sides = (sum(worth * len(board.pieces(kind, side)) for kind, worth in PAWNS.items()) for side in (True, False))
     white, black = sides
@@ -178,7 +178,7 @@ def material(row: Annotation) -> int:
 def load_annotations(path: Path) -> tuple[Annotation, ...]:
     """The rows of a JSON-lines file with `fen`, `moves` (best first) and `evals_cp`.
 
-    A row may have neither of the two: a position for rewards that need no analysis.
+    A row may lack both `moves` and `evals_cp`: a position for rewards that need no analysis.
     Raises: DataError naming file and row where the file is missing, empty, or a row is not such an analysis.
     """
     try:
@@ -200,14 +200,14 @@ def load_annotations(path: Path) -> tuple[Annotation, ...]:
 
 
 def _annotation(row: Any) -> Annotation:
-    """Raises: ValueError saying what is wrong with the row."""
+    """A JSON row as an Annotation. Raises: ValueError saying what is wrong with the row."""
     if not isinstance(row, dict) or "fen" not in row or ("moves" in row) != ("evals_cp" in row):
         raise ValueError("not an object with fen, moves and evals_cp, or with fen alone")
     fen = row["fen"]
     fields = fen.split(" ") if isinstance(fen, str) else []
     if len(fields) != 6 or fields != fen.split() or (board := board_of(fen)) is None:
         raise ValueError(f"fen is not a position in six fields: {fen!r}")
-    if not chess.Board(board.fen()).is_valid():  # which an engine would refuse; fen() leaves out empty rights
+    if not chess.Board(board.fen()).is_valid():  # an engine would refuse it; fen() drops void castling rights
         raise ValueError(f"fen is not a position that a game can have: {fen!r}")
     legal = legal_ucis(board)
     if "moves" not in row:
@@ -227,7 +227,7 @@ def _annotation(row: Any) -> Annotation:
 
 
 def annotation_of(document: str) -> tuple[Annotation, str]:
-    """What a P document of the published data says, best move first for the side to move, and its label B.
+    """The annotation in a P document of the published data, best move first for the side to move, and its label B.
 
     Of equally good moves the label comes first. The FEN stays as it is written.
     Raises: ValueError saying what is wrong with the document.
@@ -246,7 +246,7 @@ def annotation_of(document: str) -> tuple[Annotation, str]:
 
 def _board(row: Annotation) -> chess.Board:
     board = board_of(row.fen)
-    assert board is not None  # or the row would have been refused
+    assert board is not None  # such a row would have been refused
     return board
 
 

@@ -22,7 +22,7 @@ WINDOW = 4096  # rows fetched together, so that a file's block is decoded once f
 
 @dataclass(frozen=True, slots=True)
 class NoText:
-    """In the place of a row's text, why it has none."""
+    """Stands in place of a row's text: why it has none."""
 
     why: str
 
@@ -36,14 +36,14 @@ class Shard(Protocol):
         """How many rows it has."""
 
     def read(self, rows: Sequence[int]) -> list[str | NoText]:
-        """The text of each of these rows, which ascend."""
+        """The text of each of `rows`, indices in ascending order."""
 
     def place(self, row: int) -> str:
         """Where a person finds the row in the file, counted from 1."""
 
 
 class Lines:
-    """A text file, one document a line, or JSON lines with a text under `column`; only the lines' places are kept."""
+    """A text file, one document per line, or JSON lines with a text under `column`; only line offsets are in memory."""
 
     def __init__(self, path: Path, column: str) -> None:
         self.path = path
@@ -61,7 +61,7 @@ class Lines:
         return len(self.places)
 
     def read(self, rows: Sequence[int]) -> list[str | NoText]:
-        """The text of each of these rows."""
+        """The text of each of `rows`."""
         texts = []
         with self.path.open("rb") as file:
             for row in rows:
@@ -70,7 +70,7 @@ class Lines:
         return texts
 
     def place(self, row: int) -> str:
-        """Its line, blank ones counted."""
+        """The number of the row's line, blank lines counted."""
         return f"line {self.numbers[row]}"
 
     def _text(self, line: bytes) -> str | NoText:
@@ -92,7 +92,7 @@ class Lines:
 
 
 class Parquet:
-    """The text column of a parquet file; a row group is decoded when one of its rows is asked."""
+    """The text column of a parquet file; a row group is decoded when one of its rows is read."""
 
     def __init__(self, path: Path, column: str) -> None:
         try:
@@ -111,9 +111,9 @@ class Parquet:
         return self.starts[-1]
 
     def read(self, rows: Sequence[int]) -> list[str | NoText]:
-        """The text of each of these rows, which ascend.
+        """The text of each of `rows`, indices in ascending order.
 
-        Raises: DataError for a row whose block is damaged.
+        Raises: DataError for a row whose row group is damaged.
         """
         texts: list[str | NoText] = []
         loaded, column = -1, None
@@ -130,7 +130,7 @@ class Parquet:
         return texts
 
     def place(self, row: int) -> str:
-        """Its row."""
+        """The row's number."""
         return f"row {row + 1}"
 
 
@@ -143,12 +143,12 @@ def _no_column(column: str, names: Sequence[str]) -> str:
 
 
 def find(data: str, revision: str | None, files: str, column: str) -> tuple[list[Shard], list[str]]:
-    """The files of a folder (or the file itself, or of a data set on the Hub) whose path in it matches `files`, and the
-    names of those that match and end in none of `SUFFIXES`.
+    """The files of a folder, or of a data set on the Hub, whose path in it matches `files` (or `data` itself, if a
+    file), and the names of those that match and end in none of `SUFFIXES`.
 
-    From the Hub only those are downloaded, once; HF_HUB_OFFLINE=1 asks what is there already. `revision` is a branch,
-    tag or commit there.
-    Raises: DataError when there is none, when the Hub cannot be reached, or for the revision of a local folder.
+    From the Hub only matching files are downloaded, once; with HF_HUB_OFFLINE=1 those that are there are used.
+    `revision` is a branch, tag or commit there.
+    Raises: DataError when there is none, when the Hub cannot be reached, or when local data is given a revision.
     """
     path = Path(data).expanduser()
     if path.exists():
@@ -168,25 +168,25 @@ def find(data: str, revision: str | None, files: str, column: str) -> tuple[list
 
 
 def opened(path: Path, column: str) -> Shard:
-    """The rows of a parquet file, of JSON lines, or of any other as plain text.
+    """The rows of a file, by its suffix: parquet, JSON lines, or any other as plain text.
 
     Raises: DataError for a file that cannot be read.
     """
     try:
         return (Parquet if path.suffix == ".parquet" else Lines)(path, column)
-    except (OSError, ValueError) as error:  # as pyarrow calls a file that is none of its own
+    except (OSError, ValueError) as error:  # as pyarrow does for a file that is not parquet
         raise DataError(f"{path}: {_damaged(error)}") from error
 
 
 def _damaged(error: Exception) -> str:
-    """What is wrong with a file, and what mends it."""
+    """The words for a file that cannot be read, with the remedy."""
     return f"cannot be read ({str(error).splitlines()[0]}); copy or download the file again"
 
 
 def download(repo: str, revision: str | None, files: str) -> Path:
     """The local snapshot of a data set on the Hugging Face Hub, with the files that match.
 
-    Raises: DataError naming the way without a connection.
+    Raises: DataError saying how to get the files without a connection.
     """
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repo):
         raise DataError(f"{repo}: no such file or folder, and not a Hub id of the form owner/name")
@@ -195,16 +195,16 @@ def download(repo: str, revision: str | None, files: str) -> Path:
     remedy = f"on a connected machine type `hf download {repo} --repo-type dataset --local-dir FOLDER` and give FOLDER"
     try:
         folder = huggingface_hub.snapshot_download(repo, repo_type="dataset", revision=revision, allow_patterns=[files])
-    except Exception as error:  # refusals, lost connections and odd names come as classes of several libraries
+    except Exception as error:  # several libraries raise, for refusals, lost connections and odd names
         reason = str(error).strip().split("\n")[0]
         raise DataError(f"{repo}: not here, and no download ({reason}); {remedy}") from error
     return Path(folder)
 
 
 def shuffled(shards: Sequence[Shard], seed: str) -> Iterator[tuple[str, str | NoText]]:
-    """Every row of all files once, as `file, its place` and its text, in an order drawn uniformly from all orders.
+    """Every row of all files once, as `file, place` and text, in an order drawn uniformly from all orders.
 
-    Rows are fetched as they are asked for; the memory grows with those that were, not with the files.
+    Rows are fetched lazily; memory grows with the rows that were fetched, not with the files.
     """
     starts = [0, *accumulate(map(len, shards))]
     order = permuted(starts[-1], random.Random(seed))
@@ -220,7 +220,7 @@ def shuffled(shards: Sequence[Shard], seed: str) -> Iterator[tuple[str, str | No
 
 
 def permuted(count: int, rng: random.Random) -> Iterator[int]:
-    """0, ..., count - 1 in random order, every order equally likely; remembers only what has been drawn."""
+    """0, ..., count - 1 in random order, every order equally likely; memory grows with the numbers drawn."""
     moved: dict[int, int] = {}
     for i in range(count):
         j = rng.randrange(i, count)
