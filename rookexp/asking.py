@@ -1,4 +1,4 @@
-"""What a run asks: the prompts of its task, and those of the greedy evaluation; either may be the user's own."""
+"""A run's task and reward objects, which may be user code, and the prompts of its greedy evaluation."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rookexp.rewards.by_task import ByTask
 from rookexp.tasks.mixed import notes_of, subtasks
 from rookexp.types import Prompt
 
-METHODS = {"task": ("select", "prompts"), "reward": ("score",)}  # of what a user may have written
+METHODS = {"task": ("select", "prompts"), "reward": ("score",)}  # methods that a run calls, also of user code
 
 
 def asked_of(config: Config, group: Literal["task", "reward"], **objects: Any) -> Any:
-    """What a group's node builds, which may be the user's own.
+    """The object that the config node of `group` builds, which may be user code.
 
-    Raises: ConfigError where it lacks a method that is going to be called.
+    Raises: ConfigError if it lacks a method that the run calls.
     """
     made = make(config[group], group, **objects)
     for method in METHODS[group]:
@@ -28,16 +28,20 @@ def asked_of(config: Config, group: Literal["task", "reward"], **objects: Any) -
 
 
 def may_have_stages(reward: Any) -> bool:
-    """Whether a reward says where in a completion it is earned; of a user's own nobody knows before it has scored."""
+    """Whether `reward` may score by stages of a completion: as its `staged` says; without that, True for user code.
+
+    Whether a user's reward returns stages is unknown until it has scored.
+    """
     if isinstance(reward, ByTask):
         return any(map(may_have_stages, reward.rewards.values()))
     return bool(getattr(reward, "staged", not type(reward).__module__.startswith("rookexp.")))
 
 
 def evaluation_prompts(config: Config, task: Any, objects: Config) -> tuple[Prompt, ...]:
-    """What the greedy evaluation asks: the task's own prompts, or those of the same task on `eval.positions`.
+    """The prompts of the greedy evaluation: the task's own, or those of the same task on `eval.positions`.
 
-    Raises: ConfigError where no positions of the task could be replaced, or it asks other than prompts.
+    Raises: ConfigError if the task has no positions to replace, or returns anything but prompts; DataError for
+    positions that cannot be used.
     """
     asked = config["eval"]["positions"]
     prompts_of("select", task.select(0))
@@ -52,9 +56,9 @@ def evaluation_prompts(config: Config, task: Any, objects: Config) -> tuple[Prom
 
 
 def asking(task: Config, positions: str | Mapping[str, str]) -> Config:
-    """A task's node that asks other positions; of one that has several tasks, each that is named asks its own.
+    """A task's node with other positions: one file for all, or for each task named in a mix a file of its own.
 
-    Raises: ConfigError where it has no `positions` that could be replaced.
+    Raises: ConfigError if there is no `positions` key to replace.
     """
     tasks = subtasks(task)
     able = [name for name, node in tasks.items() if "positions" in node]
@@ -74,7 +78,7 @@ def asking(task: Config, positions: str | Mapping[str, str]) -> Config:
 
 
 def with_prompts(value: Any, given: int, count: int) -> Any:
-    """A task's node in which each `prompts`, also of the nodes inside it, is `count` where it was `given`."""
+    """A copy of a task's node in which every `prompts` key equal to `given`, also in nested nodes, is `count`."""
     if not isinstance(value, Mapping):
         return value
     return {
@@ -84,7 +88,7 @@ def with_prompts(value: Any, given: int, count: int) -> Any:
 
 
 def prompts_of(method: str, given: Any) -> tuple[Prompt, ...]:
-    """What a method of a task, which may be the user's own, gave. Raises: ConfigError for other than prompts."""
+    """`given`, which a task's `method` returned, as a tuple. Raises: ConfigError unless it is one or more prompts."""
     if isinstance(given, Sequence) and given and all(isinstance(each, Prompt) for each in given):
         return tuple(given)
     what = "nothing" if given is None or given == () else f"a {type(given).__name__}"

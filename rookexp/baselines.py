@@ -1,4 +1,4 @@
-"""Advantages: what a completion was worth against the others of its prompt, or against the steps before."""
+"""Baselines: a completion's advantage relative to the other completions of its prompt, or to earlier steps."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from rookexp.errors import ConfigError
 from rookexp.returns import Advantages, Baseline, TokenRewards
 from rookexp.types import all_equal
 
-# The dimension that a standard deviation is taken over (None: all), and what the number of rewards is lessened by.
+# The dimension that a standard deviation is taken over (None: all), and its correction: 1 divides by n - 1, 0 by n.
 STDS: dict[str, tuple[int | None, int]] = {"sample": (1, 1), "population": (1, 0), "batch": (None, 1)}
-EMA_TASKS = 16  # averages that an Ema can hold
+EMA_TASKS = 16  # most averages that an Ema can hold
 
 
 class GroupMean(Baseline):
-    """A = (r - mean) / (max(sd, std_floor) + std_eps) within a group; with std "none" A = r - mean, nothing divided.
+    """A = (r - mean) / (max(sd, std_floor) + std_eps) within a group; with std "none" A = r - mean, undivided.
 
     `sample` divides the squares by G - 1, `population` by G; `batch` is the sd of all P x G rewards of the step, the
-    squares divided by P G - 1, while the mean stays the group's. Known conventions, as (std, std_eps, std_floor):
+    squares divided by P G - 1, while the mean is still the group's. Known conventions, as (std, std_eps, std_floor):
     TRL (sample, 1e-4, 0), verl (sample, 1e-6, 0), OpenRLHF (sample, 1e-9, 0), open-instruct (population, 1e-8, 0),
     Dr GRPO (none, -, -), Lite PPO (batch, 1e-4, 0). Source: Shao et al. 2024 (arXiv 2402.03300), section 4.1;
     Liu et al. 2025 (arXiv 2503.20783); batch: Liu et al. 2025 (arXiv 2508.08221).
@@ -43,14 +43,14 @@ class GroupMean(Baseline):
         self.std_floor = std_floor
 
     def forward(self, rewards: Float[Tensor, "p g"], tasks: Sequence[str]) -> Float[Tensor, "p g"]:
-        """Advantages in rewards' unit, or in standard deviations; exactly 0 in a group of equal rewards.
+        """Advantages in the rewards' unit, or in standard deviations; exactly 0 in a group of equal rewards.
 
         Raises: ConfigError when G is 1.
         """
         return self._divided(_centred(rewards, rewards.mean(1, keepdim=True))[..., None], rewards)[..., 0]
 
     def _divided(self, compared: Float[Tensor, "p g k"], rewards: Float[Tensor, "p g"]) -> Float[Tensor, "p g k"]:
-        """What was compared, over what the rewards' spread says."""
+        """`compared` divided by the sd of `rewards` that `std` names, 0 where that is 0; undivided for std "none"."""
         if self.std == "none":
             return compared
         over, less = STDS[self.std]
@@ -59,13 +59,14 @@ class GroupMean(Baseline):
 
 
 class Process(GroupMean):
-    """Process supervision: a token's advantage is that of the stages it answers for, each compared with the group's.
+    """Process supervision: a token's advantage is the sum over the stages it is credited with, each against its group.
 
-    A stage's (r_k - mean r_k) is divided as `GroupMean` divides the whole reward's, so that, where all rows have all
-    stages, those of a row add up to its outcome advantage, and with one stage it is that. The mean is over the rows
-    that have the stage. Rows of one whole reward may differ in their stages, and then `std_floor` divides. A token
-    answers for its `own` stage, or for those `to_go`, its own and all that follow. The first is biased, for a list
-    that leads to a bad choice is not blamed for it, and has less noise: a choice says nothing of the list before it.
+    The advantage of stage k is r_k - mean r_k, the mean being over the group's rows that have the stage, divided as
+    `GroupMean` divides the whole reward. So if all rows have all stages, a row's stage advantages add up to its outcome
+    advantage; a single stage has just that one. Rows with equal whole rewards may differ in their stages; the divisor
+    then is `std_floor`. With `credit` "own" a token is credited with its own stage, with "to_go" with its own and all
+    later ones. "own" is biased, as a list that leads to a bad choice is not blamed for it, but has less noise, as the
+    choice says nothing about the list before it.
     Source: Shao et al. 2024 (arXiv 2402.03300), section 4.1.3, which is `to_go` with one mean and sd over all stages.
     """
 
@@ -85,7 +86,7 @@ class Process(GroupMean):
 
     @torch.no_grad()
     def advantages(self, given: TokenRewards) -> Advantages:
-        """Advantages as `GroupMean` has them, token by token; a stage of equal rewards adds exactly 0.
+        """Advantages token by token, in the unit of `GroupMean`'s; a stage with equal rewards adds exactly 0.
 
         Raises: ConfigError when G is 1.
         """
@@ -111,7 +112,7 @@ class Rloo(Baseline):
     """A = r - mean of the others = G / (G - 1) (r - mean). Source: Ahmadian et al. 2024 (arXiv 2402.14740)."""
 
     def forward(self, rewards: Float[Tensor, "p g"], tasks: Sequence[str]) -> Float[Tensor, "p g"]:
-        """Advantages in rewards' unit; exactly 0 in a group of equal rewards.
+        """Advantages in the rewards' unit; exactly 0 in a group of equal rewards.
 
         Raises: ConfigError when G is 1.
         """
@@ -122,7 +123,7 @@ class Rloo(Baseline):
 class LeaveOneOut(Baseline):
     """A = (r - mean of the others) / (sd of the others + std_eps); undivided where the others are all equal.
 
-    The sd divides the squares by G - 2, the others less one; equal is up to a millionth.
+    The sd divides the squares by G - 2, the number of others minus 1; equality allows for a millionth of the largest.
     Source: NeMo-RL's GRPO, with std_eps 1e-6.
     """
 
@@ -131,7 +132,7 @@ class LeaveOneOut(Baseline):
         self.std_eps = std_eps
 
     def forward(self, rewards: Float[Tensor, "p g"], tasks: Sequence[str]) -> Float[Tensor, "p g"]:
-        """Advantages in the others' standard deviations; exactly 0 in a group of equal rewards.
+        """Advantages in standard deviations of the others; exactly 0 in a group of equal rewards.
 
         Raises: ConfigError when G is 1.
         """
@@ -139,16 +140,16 @@ class LeaveOneOut(Baseline):
         columns = torch.arange(g, device=rewards.device).expand(g, g)
         others = rewards[:, columns[columns != columns.T].view(g, g - 1)]  # (P, G, G - 1)
         compared = _centred(rewards, others.mean(2))
-        sd = others.std(2, correction=min(g - 2, 1))  # a single other does not vary
+        sd = others.std(2, correction=min(g - 2, 1))  # G = 2: the sd of a single other is 0
         return torch.where(all_equal(others, 2), compared, compared / (sd + self.std_eps))
 
 
 class Adaptive(Baseline):
     """A = r - median of a group whose sd is above `threshold`, r - mean of any other; not divided.
 
-    The sd divides the squares by G - 1; the median of an even group is the mean of the middle two. It keeps one
-    outlier from making all others look bad, and leaves a completion above the majority's reward unopposed.
-    Source: none in the literature; the RookWorld RLVR project's baseline of that name, with threshold 0.1.
+    The sd divides the squares by G - 1; the median of an even group is the mean of the middle two. The median keeps
+    one outlier from making all others look bad: if most rewards are equal, their advantage is 0 and a better one stands
+    unopposed. Source: none in the literature; the RookWorld RLVR project's baseline of that name, with threshold 0.1.
     """
 
     def __init__(self, *, threshold: Annotated[float, Ge(0)]) -> None:
@@ -156,7 +157,7 @@ class Adaptive(Baseline):
         self.threshold = threshold
 
     def forward(self, rewards: Float[Tensor, "p g"], tasks: Sequence[str]) -> Float[Tensor, "p g"]:
-        """Advantages in rewards' unit; exactly 0 in a group of equal rewards.
+        """Advantages in the rewards' unit; exactly 0 in a group of equal rewards.
 
         Raises: ConfigError when G is 1.
         """
@@ -169,8 +170,8 @@ class MaxRL(Baseline):
     """A = (r - mean) / mean within a group; 0 in a group whose mean is not above `min_mean`.
 
     With rewards 0 and 1 the mean is the success rate p, and 1 / p turns the gradient of p into that of log p; a group
-    without a success teaches nothing. That reading, and the bound A <= G - 1, need rewards >= 0. A mean below 0 would
-    turn every advantage round and one just above 0 would blow it up, hence `min_mean`.
+    without a success teaches nothing. This interpretation, and the bound A <= G - 1, require rewards >= 0. A mean below
+    0 would flip the sign of every advantage and one just above 0 would blow it up, hence `min_mean`.
     Source: Tajwar et al. 2026 (arXiv 2602.02710).
     """
 
@@ -179,7 +180,7 @@ class MaxRL(Baseline):
         self.min_mean = min_mean
 
     def forward(self, rewards: Float[Tensor, "p g"], tasks: Sequence[str]) -> Float[Tensor, "p g"]:
-        """Advantages in the group's mean reward, >= -1 for rewards >= 0; exactly 0 in a group of equal rewards.
+        """Advantages in units of the group's mean reward, >= -1 for rewards >= 0; exactly 0 if all rewards are equal.
 
         Raises: ConfigError when G is 1.
         """
@@ -188,16 +189,16 @@ class MaxRL(Baseline):
 
 
 class Ema(Baseline):
-    """A = r - b, and after it b <- b + alpha (mean r of the step - b); the first b is 0.
+    """A = r - b, then b <- b + alpha (mean r of the step - b); b starts at 0.
 
-    `global` keeps one b over all rewards, `task` one over those of each task, which starts at the task's first step.
-    b never saw the rewards that it is compared with, so it leaves the gradient's expectation as it is.
+    `per` "global" keeps one b over all rewards, "task" one for each task, which starts at the task's first step.
+    b does not depend on the rewards that it is subtracted from, so it does not change the gradient's expectation.
     Source: Williams 1992, reinforcement comparison; one b a task: Liu et al. 2025 (arXiv 2506.24119).
     """
 
     needs_groups = False
     means: Tensor  # b of each task, (EMA_TASKS,)
-    owners: Tensor  # ops.seed_of the task that a mean belongs to; 0: not taken, (EMA_TASKS,)
+    owners: Tensor  # ops.seed_of the task that a mean belongs to; 0: free, (EMA_TASKS,)
 
     def __init__(self, *, alpha: Annotated[float, Gt(0), Le(1)], per: Literal["global", "task"]) -> None:
         super().__init__()
@@ -207,7 +208,7 @@ class Ema(Baseline):
         self.register_buffer("owners", torch.zeros(EMA_TASKS, dtype=torch.int64))
 
     def forward(self, rewards: Float[Tensor, "p g"], tasks: Sequence[str]) -> Float[Tensor, "p g"]:
-        """Advantages in rewards' unit; then the averages move, so call it once a step.
+        """Advantages in the rewards' unit; then updates the averages, so call it once a step.
 
         Raises: ConfigError for more than EMA_TASKS tasks.
         """
@@ -218,7 +219,7 @@ class Ema(Baseline):
         return advantages
 
     def _place(self, task: str) -> int:
-        """Where the task's mean is; a new task takes the next place."""
+        """The index of the task's mean in `means`; a new task takes the next free one."""
         owner = ops.seed_of(task if self.per == "task" else "all tasks")
         owners: list[int] = self.owners.tolist()
         if owner not in owners:
@@ -238,7 +239,7 @@ class NoBaseline(Baseline):
 
 
 def _centred(rewards: Tensor, baseline: Tensor) -> Tensor:
-    """r - baseline, (P, G); exactly 0 in a group of equal rewards, where rounding would leave a trace."""
+    """r - baseline, (P, G); exactly 0 in a group of equal rewards, where rounding would leave a residue."""
     _refuse_one(rewards.shape[1])
     return torch.where(all_equal(rewards, 1)[:, None], 0.0, rewards - baseline)
 

@@ -1,4 +1,4 @@
-"""`python -m rookexp.bench`: our step and TRL's on the same work, and what the machine could do at best."""
+"""`python -m rookexp.bench`: rookexp's step and TRL's on the same work, and the best that the machine could do."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from rookexp.errors import ConfigError
 
 
 def main() -> None:
-    """The door: composes conf/bench.yaml, then measures."""
+    """Entry point: composes conf/bench.yaml, then measures."""
     door.enter(bench, "bench")
 
 
 def bench(config: dict[str, Any], run_folder: Path) -> None:
-    """Measures what is asked, prints each table, and adds them all to `report` at the end.
+    """Measures what the config requests, prints each table, and at the end adds them all to `report`, if set.
 
-    Raises: ConfigError for what cannot be measured, or a folder that has an earlier benchmark in it.
+    Raises: ConfigError for what cannot be measured, or a run folder that holds an earlier benchmark.
     """
     from rookexp.benchmark import report, runner, settings
 

@@ -1,4 +1,4 @@
-"""Answers drawn on a board: a P answer's moves as arrows, chosen and best ones marked; an A answer's state."""
+"""Draws answers on a board, as SVG: a P answer's moves as arrows, chosen and best ones marked; an A answer's state."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ FEN_FIELDS = ("placement", "turn", "castling", "en passant", "halfmove clock", "
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """An answer's arrows, to be laid over `position`, and the same in words."""
+    """An answer's arrows, to be drawn over `position`, and the same in words."""
 
     arrows: str  # SVG elements
     words: str
 
 
 def pieces() -> str:
-    """The shapes that a drawing refers to, and an empty board under the id `squares`: once a page."""
+    """SVG shapes that drawings refer to, and an empty board with the id `squares`; a page needs them once."""
     drawn = chess.svg.board(chess.Board(), coordinates=False)
     squares = "".join(re.findall(r"<rect [^>]*/>", drawn))
     squares = re.sub(r' class="[^"]*"| stroke="none"', "", squares)
@@ -40,7 +40,7 @@ def pieces() -> str:
 
 
 def position(prompt: str) -> str | None:
-    """The pieces of the position that a P prompt asks about, the side to move below; None where it asks none."""
+    """SVG of the pieces of a P prompt's position, the side to move at the bottom; None if it has no valid position."""
     board = board_of(prompt)
     if board is None:
         return None
@@ -50,10 +50,10 @@ def position(prompt: str) -> str | None:
 def answer(
     prompt: str, completion: str, engine_best: str | None, best_is: tuple[str, str] = ("the engine's", "engine")
 ) -> Drawing | None:
-    """The moves of an answer as arrows; None where the prompt asks no position.
+    """The moves of a P answer as arrows; None if the prompt has no valid position.
 
-    Grey: listed; blue: chosen; green: the engine's best, also where it is the chosen one; red: chosen and illegal.
-    `best_is`: what the words call the engine's best where it was chosen, and where it was not.
+    Grey: listed; blue: chosen; green: the engine's best, also if it is the chosen one; red: chosen and illegal.
+    `best_is`: the name of the engine's best in the words if it was chosen, and if it was not.
     """
     board, parsed = board_of(prompt), chess_text.parse_p(prompt + completion)
     if board is None or parsed is None:
@@ -65,12 +65,12 @@ def answer(
     best = parsed.best or ""
     if best != engine_best and chess_text.MOVE.fullmatch(best):
         colours[best] = CHOSEN if best in legal else ILLEGAL
-    on_top = dict(sorted(colours.items(), key=lambda item: item[1] != LISTED))  # those that matter
+    on_top = dict(sorted(colours.items(), key=lambda item: item[1] != LISTED))  # marked moves on top of listed ones
     return Drawing(arrows_of(on_top, board.turn), _words(parsed, legal, engine_best, best_is))
 
 
 def arrows_of(colours: Mapping[str, str], below: chess.Color) -> str:
-    """Moves as arrows, each in its colour, the later ones on top; `below` is the side at the board's lower edge."""
+    """Moves as arrows, each in its colour, later ones on top; `below` is the side at the bottom of the board."""
     arrows = [
         chess.svg.Arrow(chess.parse_square(move[:2]), chess.parse_square(move[2:4]), color=colour)
         for move, colour in colours.items()
@@ -79,9 +79,9 @@ def arrows_of(colours: Mapping[str, str], below: chess.Color) -> str:
 
 
 def next_state(prompt: str, completion: str, gold: str) -> tuple[str, Drawing] | None:
-    """The pieces that an A answer puts on the board, White below, and what is wrong with it; None where it puts none.
+    """The pieces of an A answer's position, White at the bottom, and its errors; None if it has no valid board.
 
-    Blue: the move that was asked; red rings: squares that are not as in `gold`, the right completion.
+    Blue: the prompt's move; red rings: squares that differ from `gold`, the correct completion.
     """
     said, true = (chess_text.parse_a_completion(text) for text in (completion, gold))
     placed, right, asked = _placement(said.new_fen), _placement(true.new_fen), chess_text.parse_a_prompt(prompt)
@@ -102,7 +102,7 @@ def next_state(prompt: str, completion: str, gold: str) -> tuple[str, Drawing] |
 
 
 def _placement(fen: str) -> chess.BaseBoard | None:
-    """The pieces of a FEN's first field, whatever the others say; None where it is none."""
+    """The pieces of a FEN's first field, whatever the other fields say; None if that field is no valid placement."""
     first = fen.split(" ", 1)[0]
     try:
         return chess.BaseBoard(first) if first.isascii() else None
@@ -123,15 +123,15 @@ def _marks(arrows: list[chess.svg.Arrow], below: chess.Color) -> str:
 
 
 def board_of(prompt: str) -> chess.Board | None:
-    """The position of a P prompt, None where it has none."""
+    """The position of a P prompt, None if it has no valid one."""
     parsed = chess_text.parse_p(prompt)
     return None if parsed is None else chess_text.board_of(parsed.fen)
 
 
 def engine_moves(config: dict[str, Any]) -> dict[str, str]:
-    """FEN -> the engine's best move, of the positions that the run's evaluation may ask; {} where they are not found.
+    """The engine's best move by FEN, for the positions that a run's evaluation may use; {} if no file is found.
 
-    A file that has moved is looked for among the package's own, which are the same by the same name.
+    A missing file is looked up in the package's assets, where a file of the same name has the same content.
     """
     found: dict[str, str] = {}
     for name in asked_files(config):
@@ -141,7 +141,7 @@ def engine_moves(config: dict[str, Any]) -> dict[str, str]:
 
 
 def asked_files(config: Mapping[str, Any]) -> list[str]:
-    """The files of what a run's evaluation asks: those of `eval.positions`, else the task's own."""
+    """The position files of a run's evaluation: those of `eval.positions`, else the task's own."""
     task, other = config.get("task") or {}, (config.get("eval") or {}).get("positions")
     own = {name: node.get("positions") for name, node in {"": task, **subtasks(task)}.items()}
     asked = {**own, **other} if isinstance(other, Mapping) else own if other is None else {"": other}

@@ -1,4 +1,4 @@
-"""The only place that sees the object graph: from a plain config, checked before a model loads, to what a door runs."""
+"""The only module that builds the object graph: from a plain config, checked before a model loads, to what is run."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ GROUPS = (
 )  # fmt: skip
 PRETRAIN_GROUPS = ("model", "optim", "hardware", "track")
 EVALUATE_GROUPS = ("model", "hardware")
-# What is passed by name below although YAML could write it; a config key of that name would be a second source.
+# Parameters passed by name below although YAML could express them; a config key of that name would be a second source.
 GIVEN = {
     "grpo": ("single_update", "exact_sampler", "seed", "head_chunk"),
     "eval": ("own_lengths",),
     "track": ("folder", "first_step", "total_steps"),
 }
 EXAM_GIVEN = ("policy", "tokenized", "autocast", "head_chunk", "name", "folder", "record")
-# Keys that stand in a group for their meaning and are not parameters of the group's target.
+# Keys that belong to a group by their meaning but are not parameters of the group's target.
 ALSO: dict[str, dict[str, Any]] = {
     "grpo": {
         "kl_type": Literal[tuple(kl.TYPES)],
@@ -61,27 +61,27 @@ ALSO: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(session.Settings):
-    """Those of conf/config.yaml; its steps collect and learn."""
+    """The settings of conf/config.yaml; each step collects rollouts and updates the policy."""
 
-    diagnose_every: Annotated[int, Ge(1)] | None  # steps between two looks at each term's share of the gradient
-    verdict: Literal["report", "require", "off"]  # whether the greedy reward must have risen
-    doctor: Literal["quick", "off"]  # whether the self-check stands before the first step
-    dry_run: bool  # only whether it fits together, without weights
+    diagnose_every: Annotated[int, Ge(1)] | None  # steps between measurements of each loss term's share of the gradient
+    verdict: Literal["report", "require", "off"]  # whether the run is judged at its end, and must pass
+    doctor: Literal["quick", "off"]  # whether the self-check runs before the first step
+    dry_run: bool  # only checks, without weights, that the run fits together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pretraining(session.Settings):
-    """Those of conf/pretrain.yaml; each step is an optimizer's."""
+    """The settings of conf/pretrain.yaml; each step is one optimizer step."""
 
     corpus: str  # folder of train.txt and validation.txt
-    batch_documents: Annotated[int, Ge(1)]  # documents of a step
-    prompt_weight: Annotated[float, Ge(0)]  # what a prompt's token counts beside one of a completion
+    batch_documents: Annotated[int, Ge(1)]  # documents in a step
+    prompt_weight: Annotated[float, Ge(0)]  # weight of a prompt token relative to a completion token
     validation_documents: Annotated[int, Ge(1)]  # held-out documents whose loss is measured
     eval_every: Annotated[int, Ge(1)]  # steps between two measurements
 
 
 def check_config(config: Config) -> Run:
-    """What conf/config.yaml has outside of groups; refused if any key, type or value of it all is not allowed.
+    """The top-level keys of conf/config.yaml, once every key, type and value of the whole config has been checked.
 
     Raises: ConfigError naming the full key, the value, what is allowed and the nearest spelling.
     """
@@ -96,7 +96,7 @@ def check_config(config: Config) -> Run:
 def check_groups(
     config: Config, groups: Sequence[str], target: Callable[..., Any], given: Collection[str] = ()
 ) -> dict[str, Any]:
-    """The keys that are `target`'s, as `nodes.check_groups` has it, with what this module knows of the groups."""
+    """The top-level keys that are parameters of `target`: `nodes.check_groups` with this module's GIVEN and ALSO."""
     return nodes.check_groups(config, groups, target, given=given, group_given=GIVEN, group_also=ALSO)
 
 
@@ -148,7 +148,7 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
     objects |= {"own_sampling": own, "own_lengths": own_lengths(own, objects["sampling"])}
     objective = make(without(grpo, ALSO["grpo"]), task=task, on_completions=on_completions, **objects)
     prompts = asking.evaluation_prompts(config, task, objects)
-    if "path" in config["model"]:  # one that is made with random weights is meant to have them
+    if "path" in config["model"]:  # a model made with random weights is meant to have them
         for doubt in doubts(policy, prompts, hardware.autocast):
             print(f"warning: {doubt}", file=sys.stderr, flush=True)
     greedy = make(without(config["eval"], ALSO["eval"]), prompts=prompts, **objects)
@@ -190,7 +190,7 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
 
 
 def check_lengths(config: Config, own: Mapping[str, Sampling], places: int) -> None:
-    """Raises: ConfigError for completions that no prompt leaves room for, by whose length losses would be divided."""
+    """Raises: ConfigError for a `max_new_tokens`, by which a loss may be divided, that leaves no room for a prompt."""
     lengths = {f"{key}.max_new_tokens": config[key].get("max_new_tokens", 1) for key in ("grpo", "eval")}
     lengths |= {f"task.sampling.{kind}.max_new_tokens": way.max_new_tokens for kind, way in own.items()}
     for key, length in lengths.items():
@@ -244,9 +244,9 @@ def build_pretraining(config: Config, run_folder: Path) -> session.Training:
 
 
 def token_documents(policy: Pretrained, file: Path, texts: Sequence[str]) -> likelihood.Documents:
-    """The texts of a file as tokens, each with its end.
+    """The texts of a file as tokens, each followed by end-of-text, with the number of its prompt tokens.
 
-    Raises: DataError where there is none; ConfigError where one is longer than the model's positions.
+    Raises: DataError if there are no texts; ConfigError if one is longer than the model's positions allow.
     """
     if not texts:
         raise DataError(f"{file}: empty; make it with `python -m rookexp.data`")
@@ -254,7 +254,7 @@ def token_documents(policy: Pretrained, file: Path, texts: Sequence[str]) -> lik
     eot_id, places = policy.tokenizer.eot_id, policy.model.config.n_positions
     found = likelihood.Documents(([*ids, eot_id], prompt) for ids, prompt in policy.tokenizer.encode_cut(texts, cuts))
     longest = int(found.lengths.max())
-    if longest > places + 1:  # the last token is predicted and never read
+    if longest > places + 1:  # the last token is only predicted, never an input
         raise ConfigError(f"model.n_positions={places}: allowed: >= {longest - 1}, for the longest document of {file}")
     return found
 
@@ -288,19 +288,19 @@ def load_policy(config: Config, hardware: Hardware) -> Pretrained:
 
 
 def introduced(policy: Pretrained, hardware: Hardware) -> str:
-    """What is trained and where, in a line."""
+    """One line that says what is trained and where."""
     here, count = hardware.describe(), weights.parameter_count(policy.model)
     threads = f", {here['threads']} thread{'' if here['threads'] == 1 else 's'}" if here["device"] == "cpu" else ""
     return f"{count / 1e6:.2f} M parameters in {here['precision']} on {here['device']} ({here['device_name']}{threads})"
 
 
 def build_tracker(config: Config, run_folder: Path, start: session.Start, steps: int) -> FanOut:
-    """The trackers of conf/track as one; a run that goes on logs from the step after its checkpoint.
+    """The trackers of conf/track as one; a resumed run logs from the step after its checkpoint.
 
-    Raises: ConfigError when none writes metrics.jsonl.
+    Raises: ConfigError if none of them writes metrics.jsonl.
     """
     first_step = start.step + 1 if start.step else 0
-    trackers: list[Tracker] = []  # a tracker that tells the others something gets this list, which grows
+    trackers: list[Tracker] = []  # passed, still growing, to any tracker that notifies the others
     about = {"folder": run_folder, "first_step": first_step, "total_steps": steps, "trackers": trackers}
     for node in config["track"].values():
         trackers.append(make(node, **about))

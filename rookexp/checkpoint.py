@@ -1,9 +1,9 @@
 """A training's state on disk: safetensors and JSON, never pickle; a folder with its final name is complete.
 
-`<run>/checkpoints/step-000050/` holds `model/` (Hugging Face layout, so any door can read it), optimizer.safetensors
+`<run>/checkpoints/step-000050/` holds `model/` (Hugging Face layout, which every command reads), optimizer.safetensors
 (the optimizer's state by parameter name), modules.safetensors (baseline, coefficient) and trainer.json (the step, and
 size and checksum of every other file). Hyperparameters such as the learning rate or the weight decay are not restored:
-the configuration has them, and a resumed run may change them. Nor is a random state: draws derive from seed and step.
+the configuration has them, and a resumed run may change them. Nor is any RNG state: draws derive from seed and step.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ CHUNK_BYTES = 1 << 22
 
 
 class Saver:
-    """Writes a run's checkpoints beside its training, one at a time; `wait` before the run ends or they are read."""
+    """Writes a run's checkpoints in a thread, one at a time; call `wait` before the run ends or they are read."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1)
         self._pending: Future[Path] | None = None
 
     def save(self, write: Callable[[], Path]) -> None:
-        """Begins to write what `snapshot` gave; first waits for the one before.
+        """Waits for the previous checkpoint, then starts `write`, which `snapshot` returned.
 
-        Raises: NotSaved when that one could not be written.
+        Raises: NotSaved if the previous checkpoint could not be written.
         """
         self.wait()
         self._pending = self._thread.submit(write)
 
     def wait(self) -> None:
-        """Comes back when nothing is being written. Raises: NotSaved when it could not be."""
+        """Returns once no checkpoint is being written. Raises: NotSaved if the pending one could not be written."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
@@ -70,10 +70,10 @@ def snapshot(
     modules: Mapping[str, nn.Module],
     keep: int,
 ) -> Callable[[], Path]:
-    """What writes the state as it is now, after `step` updates, whatever becomes of it meanwhile; gives the folder.
+    """A function that writes a copy of the current state, that after `step` steps, and returns the checkpoint's folder.
 
-    The folder appears whole, then all but the newest `keep` >= 1 go. The call raises DataError when it cannot be
-    written (a full disk); the earlier checkpoints are then as they were.
+    Training may go on before it is called. The folder appears complete, then all checkpoints but the newest `keep` >= 1
+    are deleted. The function raises NotSaved if it cannot write (a full disk) and leaves earlier checkpoints untouched.
     """
     tensors, scalars = _optimizer_state(optimizer, _names(model, modules))
     about = {
@@ -94,7 +94,7 @@ def _write(
     about: Mapping[str, Any],
     keep: int,
 ) -> Path:
-    """Makes the folder of a snapshot."""
+    """Writes the folder of a snapshot; see `snapshot`."""
     root = run_folder / FOLDER
     final = root / f"step-{about['step']:06d}"
     unfinished = root / f"{PARTIAL}{final.name}"
@@ -107,7 +107,7 @@ def _write(
         whole = {**about, "files": {name: _stamp(unfinished / name) for name in _files(unfinished)}}
         (unfinished / TRAINER).write_text(json.dumps(whole, allow_nan=False) + "\n", encoding="utf-8")
         _sync(unfinished)
-        if final.exists():  # a resumed run comes by the same step again
+        if final.exists():  # a resumed run reaches the same step again
             os.replace(final, root / f"{PARTIAL}replaced-{final.name}")
         os.replace(unfinished, final)
         _sync_folder(root)
@@ -130,15 +130,15 @@ def checkpoints(run_folder: Path) -> list[Path]:
 
 
 def latest(run_folder: Path) -> Path | None:
-    """The newest checkpoint, None when there is none."""
+    """The newest complete checkpoint, None if there is none."""
     return next(reversed(checkpoints(run_folder)), None)
 
 
 def restore(folder: Path, *, model: GPT2, optimizer: torch.optim.Optimizer, modules: Mapping[str, nn.Module]) -> None:
-    """Puts weights, optimizer state and module state back, bit by bit; nothing is touched unless all of it fits.
+    """Restores weights, optimizer state and module state bit for bit; changes nothing unless all of it fits.
 
-    Raises: DataError naming the file that is missing, damaged or of another model, optimizer or set of modules. An
-    older checkpoint is never taken silently in its place.
+    Raises: DataError naming the file that is missing, damaged or of another model, optimizer or set of modules. There
+    is no silent fallback to an older checkpoint.
     """
     about = _read_about(folder)
     for name, stamp in about["files"].items():
@@ -161,7 +161,7 @@ def restore(folder: Path, *, model: GPT2, optimizer: torch.optim.Optimizer, modu
 
 
 def _names(model: nn.Module, modules: Mapping[str, nn.Module]) -> dict[Tensor, str]:
-    """The name under which each parameter's state is kept."""
+    """The name under which each parameter's state is stored."""
     names: dict[Tensor, str] = {parameter: f"model.{name}" for name, parameter in model.named_parameters()}
     for key, module in modules.items():
         names |= {parameter: f"modules.{key}.{name}" for name, parameter in module.named_parameters()}
@@ -177,7 +177,7 @@ def _module_state(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
 def _optimizer_state(
     optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Tensors and plain numbers of the state, by `parameter/entry`."""
+    """The tensors and the plain numbers of the optimizer's state, each by `parameter/entry`."""
     tensors: dict[str, Tensor] = {}
     scalars: dict[str, float] = {}
     for parameter, entries in optimizer.state.items():
@@ -192,7 +192,7 @@ def _optimizer_state(
 def _optimizer_dict(
     path: Path, scalars: Mapping[str, float], optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]
 ) -> dict[str, Any]:
-    """A state dict with the file's state and the optimizer's own groups."""
+    """A state dict with the file's state and the optimizer's own parameter groups."""
     entries: dict[str, dict[str, Any]] = {}
     for key, value in {**_load(path), **scalars}.items():
         name, _, entry = key.rpartition("/")
@@ -230,7 +230,7 @@ def _read_about(folder: Path) -> dict[str, Any]:
         about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if about["format"] != FORMAT:
             raise DataError(f"{path}: checkpoint format {about['format']}; this version reads {FORMAT}")
-        _ = about["files"], about["optimizer"]["kind"], about["optimizer"]["scalars"]  # what is read of it later
+        _ = about["files"], about["optimizer"]["kind"], about["optimizer"]["scalars"]  # the keys that are read later
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path}: missing or damaged ({error}); {_way_out(folder)}") from error
     return about
@@ -282,14 +282,14 @@ def _clear_partials(root: Path) -> None:
 def _sync(folder: Path) -> None:
     """Waits until the folder's files are on the disk, so that the rename cannot overtake them."""
     for name in _files(folder):
-        with (folder / name).open("r+b") as file:  # Windows syncs no file that is only read
+        with (folder / name).open("r+b") as file:  # Windows cannot sync a file that is open for reading only
             os.fsync(file.fileno())
     for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
         _sync_folder(path)
 
 
 def _sync_folder(folder: Path) -> None:
-    if os.name == "nt":  # which opens no folder
+    if os.name == "nt":  # Windows cannot open a folder
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:

@@ -1,4 +1,4 @@
-"""The grammar of `P:` (analyse a position) and `A:` (give the next state) documents, and the oracle of the latter.
+"""The grammar of `P:` (analyse a position) and `A:` (give the next state) documents, and the oracle for `A:` answers.
 
 Parsers accept any string and never raise: what is missing or malformed is None or empty. Builders write the exact
 text of the training data. Moves are lower-case UCI, printed evaluations are pawns for the side to move.
@@ -24,7 +24,7 @@ MAX_LINES = 5  # engine lines in a P document
 FEN_WIDTH, MOVES_WIDTH, EVALS_WIDTH = 90, 30, 40
 HISTORY_PLIES = 10
 MAX_FEN_CHARS = 128  # longer strings are not positions
-FEN_FIELDS = 6  # of a whole one
+FEN_FIELDS = 6  # in a complete FEN
 ONGOING, WON, DRAWN, FAILED = 0.001, 1.0, 0.5, -1.0  # rewards of A documents, for the side that moved
 OUTCOMES: dict[tuple[float | None, bool | None, bool | None], str] = {  # by reward, terminated and truncated
     (ONGOING, False, False): "ongoing",
@@ -54,12 +54,12 @@ def decimal(text: str) -> float | None:
 
 
 def pawns_to_cp(pawns: float) -> int:
-    """Whole centipawns, limited to +-MATE_CP; the inverse of `eval_text` on every evaluation that it prints."""
+    """Whole centipawns, clamped to +-MATE_CP; the inverse of `eval_text` on every evaluation that it prints."""
     return round(max(-MATE_CP, min(MATE_CP, pawns * 100)))
 
 
 def is_mate(eval_cp: int) -> bool:
-    """True where the evaluation stands for a forced mate, given or received."""
+    """True if the evaluation stands for a forced mate, for or against the side to move."""
     return abs(eval_cp) >= MATE_CP - MAX_MATE_MOVES
 
 
@@ -77,7 +77,7 @@ def win_probability(eval_cp: int) -> float:
 
 
 def board_of(fen: str) -> chess.Board | None:
-    """The board of a FEN, None where it is not one."""
+    """The board of a FEN, None if `fen` is not a valid one."""
     if len(fen) > MAX_FEN_CHARS or not fen.isascii():
         return None
     try:
@@ -87,7 +87,7 @@ def board_of(fen: str) -> chess.Board | None:
 
 
 def legal_ucis(board: chess.Board) -> frozenset[str]:
-    """The legal moves as UCI; castling is only the king's two-square move."""
+    """The legal moves as UCI; castling appears only as the king's two-square move."""
     return frozenset(move.uci() for move in board.legal_moves)
 
 
@@ -97,7 +97,7 @@ class Annotation:
 
     fen: str  # exactly as in the prompt
     moves: tuple[str, ...]  # 1 to 5 legal moves, best first
-    evals_cp: tuple[int, ...]  # centipawns of each move for the side to move, never rising
+    evals_cp: tuple[int, ...]  # centipawns of each move for the side to move, never increasing
 
 
 def best_label(
@@ -105,8 +105,8 @@ def best_label(
 ) -> str:
     """The move after `B:`: the one with the highest evaluation, but for Black under `legacy` the lowest.
 
-    Evaluations are for the side to move; of equals the first is highest and the last lowest. The published data
-    labels Black's rows with the lowest.
+    Evaluations are for the side to move; among equals the first counts as highest and the last as lowest. The published
+    data labels Black's rows with the lowest.
     """
     order = range(len(moves))
     if turn == chess.BLACK and black_best == "legacy":
@@ -118,7 +118,7 @@ def best_label(
 
 
 def p_prompt(fen: str) -> str:
-    """The bare prompt; a completion begins with the padding that is left."""
+    """The bare prompt; a completion begins with the padding of the FEN field."""
     return f"P: {fen}"
 
 
@@ -131,15 +131,15 @@ P_PROMPTS = {"bare": p_prompt, "padded_prefill": p_prompt_padded}  # styles of a
 
 
 def p_prompt_analysed(fen: str, moves: Sequence[str], evals_cp: Sequence[int]) -> str:
-    """The prompt up to and including `B:`; what is left to say is the best move."""
+    """The prompt up to and including `B:`; a completion is just the best move."""
     return build_p(fen, moves, evals_cp, "").rstrip()
 
 
 def listing(moves: Sequence[str], order: ListOrder, rng: random.Random) -> list[int]:
-    """The places of `moves`, of which the first is the best, in the order in which a document lists them.
+    """The indices of `moves`, whose first is the best, in the order in which a document lists the moves.
 
-    shuffled: any, drawn from `rng`, which is used as much for the others; sorted: by name; best_first: the best, then
-    those behind it by name, then those before it.
+    shuffled: random, drawn from `rng`, which advances equally for the other orders; sorted: by name; best_first: the
+    order by name, rotated so that the best comes first.
     """
     places = list(range(len(moves)))
     rng.shuffle(places)
@@ -158,23 +158,23 @@ def build_p(fen: str, moves: Sequence[str], evals_cp: Sequence[int], best: str) 
 
 
 def p_completion(prompt: str, row: Annotation, best: str) -> str:
-    """What follows a P prompt of the position in its document, moves best first unless the prompt lists them."""
+    """The rest of a position's P document after `prompt`; moves are best first unless the prompt already lists them."""
     return f" {best}" if prompt.endswith("B:") else build_p(row.fen, row.moves, row.evals_cp, best).removeprefix(prompt)
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyAnswer:
-    """What a P document says, well formed or not."""
+    """The parsed answer of a P document, well formed or not."""
 
     fen: str  # the text between `P:` and `M:`, outer spaces removed
     moves: tuple[str, ...]  # the words between `M:` and `E:`, moves or not
-    evals: tuple[float | None, ...]  # the words between `E:` and `B:` in pawns; None is a word that is no number
+    evals: tuple[float | None, ...]  # the words between `E:` and `B:` in pawns; None for a word that is not a number
     best: str | None  # the first word after `B:`, a move or not
-    trailing_garbage: str  # what follows it before the end of text
+    trailing_garbage: str  # what follows `best` before the end of text
 
     @property
     def well_formed(self) -> bool:
-        """True for 1 to 5 moves, as many evaluations and a best move, all spelled as such; legality is not asked."""
+        """True for 1 to 5 moves, as many evaluations and a best move, all well spelled; legality is not checked."""
         return (
             1 <= len(self.moves) <= MAX_LINES
             and self.pairs() is not None
@@ -189,18 +189,18 @@ class PolicyAnswer:
 
     @property
     def best_in_moves(self) -> bool:
-        """True where the best move is one of the listed."""
+        """True if the best move is one of the listed moves."""
         return self.best in self.moves
 
     def pairs(self) -> list[tuple[str, float]] | None:
-        """Each listed move with its evaluation in pawns; None unless there is one number for each word."""
+        """Each listed move with its evaluation in pawns; None unless all evaluations are numbers, one for each move."""
         values = [value for value in self.evals if value is not None]
         if len(values) < len(self.evals) or len(values) != len(self.moves):
             return None
         return list(zip(self.moves, values, strict=True))
 
     def best_rank(self) -> int | None:
-        """How many listed evaluations are above the best move's own; 0 is the top, None where that is not defined."""
+        """How many listed evaluations exceed the best move's (0 = top); None if it is unlisted or without pairs."""
         pairs = self.pairs()
         if pairs is None or not self.best_in_moves:
             return None
@@ -213,7 +213,7 @@ class PolicyAnswer:
 
 
 def p_fields(text: str) -> dict[str, int]:
-    """Where the markers of a text that starts with `P:` stand, in characters: of M, E and B those that are there."""
+    """Character offsets of the markers in a text that starts with `P:`; of M, E and B only those found in order."""
     starts = {"P": 0}
     for marker in "MEB":
         found = text.find(f"{marker}:", [*starts.values()][-1] + 2)
@@ -223,9 +223,9 @@ def p_fields(text: str) -> dict[str, int]:
 
 
 def parse_p(text: str) -> PolicyAnswer | None:
-    """The answer in a P document (a prompt of any style and its completion), None where it does not start with `P:`.
+    """The answer in a P document (a prompt of any style and its completion), None if it does not start with `P:`.
 
-    Reads up to the first end of text. `M:`, `E:` and `B:` are looked for in that order, a missing one is skipped.
+    Reads up to the first end of text. `M:`, `E:` and `B:` are looked for in that order; a missing one is skipped.
     """
     text = text.split(END_OF_TEXT, 1)[0].lstrip()
     if not text.startswith("P:"):
@@ -248,32 +248,32 @@ def parse_p(text: str) -> PolicyAnswer | None:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentPrompt:
-    """What an A prompt asks."""
+    """The question of an A prompt."""
 
     fen: str  # the position before the move
     move: str  # UCI, legal or not
-    history: tuple[str, ...]  # at most 10 half-moves, oldest first, the asked move last
+    history: tuple[str, ...]  # at most 10 half-moves, oldest first, ending with `move`
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentAnswer:
-    """What an A completion says, well formed or not."""
+    """The parsed answer of an A completion, well formed or not."""
 
     new_fen: str  # the first field, "" where the text is empty
-    reward: float | None  # for the side that moved; None where it is missing or no number
-    terminated: bool | None  # None where it is missing or neither 0 nor 1
+    reward: float | None  # for the side that moved; None if missing or not a number
+    terminated: bool | None  # None if missing or neither 0 nor 1
     truncated: bool | None  # likewise
     extra: tuple[str, ...]  # fields after the fourth
 
     @property
     def valid(self) -> bool:
-        """True for exactly four fields, a number and two flags; what the first field says is not asked."""
+        """True for exactly four fields, with a number and two flags after the first, which is not checked."""
         return not self.extra and None not in (self.reward, self.terminated, self.truncated)
 
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """What the environment answers to a move."""
+    """The environment's response to a move."""
 
     new_fen: str  # six fields; an en-passant square only where such a capture is legal
     reward: float  # for the side that moved: 0.001 ongoing, 1.0 mate, 0.5 draw, -1.0 failed
@@ -287,7 +287,7 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class FenMatch:
-    """How much of the expected position was given."""
+    """How much of the expected position an answer has right."""
 
     strict: bool  # all six fields
     lenient: bool  # placement, turn, castling, en passant
@@ -295,9 +295,9 @@ class FenMatch:
 
 
 def a_prompt(fen: str, move: str, history: Sequence[str]) -> str:
-    """The A prompt; `history` is the game so far with `move` as its last item, of which the last ten are written.
+    """The A prompt; `history` is the game so far, ending with `move`; its last ten half-moves are written.
 
-    Raises: DataError where the history does not end with the move.
+    Raises: DataError if the history does not end with the move.
     """
     if not history or history[-1] != move:
         raise DataError(f"the history of an A prompt ends with its move {move!r}, not with {list(history[-1:])}")
@@ -310,14 +310,14 @@ def build_a(fen: str, move: str, history: Sequence[str], outcome: Transition) ->
 
 
 def prompt_of(document: str) -> str:
-    """The part of a document that is asked: P and L up to `M:`, A up to the third `+`; "" where there is none."""
+    """The prompt part of a document: P and L up to and including `M:`, A up to the third `+`; "" if there is none."""
     if document.startswith(("P: ", "L: ")):
         return "".join(document.partition("M:")[:2]) if "M:" in document else ""
     return document[: len(document) - len(document.split("+", 3)[-1])] if parse_a_prompt(document) else ""
 
 
 def parse_a_prompt(text: str) -> EnvironmentPrompt | None:
-    """The question of an A prompt or document, None where it has no three fields with a `+` after each."""
+    """The question of an A prompt or document, None unless it has three fields with a `+` after each."""
     fields = text.split("+", 3)
     if not text.startswith("A: ") or len(fields) < 4:
         return None
@@ -339,7 +339,7 @@ def parse_a_completion(text: str) -> EnvironmentAnswer:
 
 
 def match(new_fen: str, expected_fen: str) -> FenMatch:
-    """Which fields of the expected FEN were given; a lenient match is a board match, a strict one a lenient one."""
+    """Which fields `new_fen` shares with the expected FEN; strict implies lenient, and lenient implies board."""
     given, expected = new_fen.split(), expected_fen.split()
     return FenMatch(strict=given == expected, lenient=given[:4] == expected[:4], board=given[:1] == expected[:1])
 
@@ -347,14 +347,14 @@ def match(new_fen: str, expected_fen: str) -> FenMatch:
 def transition(
     fen: str, move: str, *, legality: Literal["legacy", "strict"], game_board: chess.Board | None = None
 ) -> Transition:
-    """What follows `move` in the position.
+    """The environment's response to `move` in the position `fen`.
 
-    `strict`: an illegal move fails and leaves the position. `legacy` repeats the published data, whose generator never
-    asked for legality: any move from an occupied square is carried out, a null move passes, one from an empty
-    square fails but moves the clocks on, and only malformed UCI fails without a trace. Stalemate, insufficient
-    material, 75 moves and fivefold repetition end the game; draws that need a claim do not. Fivefold repetition is
-    seen only in `game_board`, the whole game before the move, which stays as it is.
-    Raises: DataError where `fen` is no position or not that of `game_board`.
+    `strict`: an illegal move fails and leaves the position unchanged. `legacy` reproduces the published data, whose
+    generator never checked legality: any move from an occupied square is carried out, a null move passes the turn, a
+    move from an empty square fails but advances the clocks, and only malformed UCI fails and changes nothing.
+    Stalemate, insufficient material, 75 moves and fivefold repetition end the game; draws that need a claim do not.
+    Fivefold repetition is detected only with `game_board`, the whole game before the move, which is not modified.
+    Raises: DataError if `fen` is no valid position or not that of `game_board`.
     """
     board = board_of(fen)
     if board is None or (game_board is not None and game_board.fen() != board.fen()):

@@ -1,6 +1,6 @@
-"""How the coefficient beta in front of the divergence from the reference moves, once a step.
+"""The coefficient beta of the divergence from the reference, and how it changes once a step.
 
-A controller's `target_nats` is in the unit of what it is shown: the step's divergence, nats a completion token.
+A controller's `target_nats` is in the unit of what it observes: the step's divergence, in nats per completion token.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from rookexp.errors import ConfigError
 
 
 class Coefficient(nn.Module):
-    """The factor beta in front of the divergence; once a step it sees the divergence, unscaled, and may move.
+    """The factor beta of the divergence; once a step it observes the divergence, without beta, and may change.
 
-    Its state is in buffers, so a checkpoint carries it. Keep it on the CPU: reading it then never waits for a device.
+    Its state is in buffers, so a checkpoint carries it. Keep it on the CPU, where reading it never waits for a device.
     """
 
-    can_be_nonzero: bool  # False: the reference need not exist
+    can_be_nonzero: bool  # False: no reference is needed
 
     def coefficient(self) -> float:
         """beta of the coming step, >= 0."""
@@ -29,9 +29,9 @@ class Coefficient(nn.Module):
     def observe(self, kl_nats: float | None, *, tokens: int, rows: int) -> None:
         """Ends a step of `tokens` completion tokens in `rows` completions; `kl_nats` is not multiplied by beta.
 
-        None: no token counted in this step, so that nothing was measured; time goes on all the same.
-        Raises: ValueError at a negative or NaN divergence: that is a signed estimator such as k1, and a controller
-        fed with it would drive beta down.
+        `kl_nats` None: no token counted in this step, so nothing was measured; the step counts all the same.
+        Raises: ValueError for a negative or NaN divergence: it comes from a signed estimator such as k1, with which a
+        controller would drive beta down.
         """
         if kl_nats is not None and not kl_nats >= 0:
             raise ValueError(
@@ -165,7 +165,7 @@ class _Controlled(Coefficient):
         return float(self.beta)
 
     def observe(self, kl_nats: float | None, *, tokens: int, rows: int) -> None:
-        """beta <- beta factor, held within the bounds; unchanged where nothing was measured."""
+        """beta <- beta factor, clamped to the bounds; unchanged if nothing was measured."""
         super().observe(kl_nats, tokens=tokens, rows=rows)
         if kl_nats is None:
             return
@@ -179,7 +179,7 @@ class _Controlled(Coefficient):
 class AdaptiveKL(_Controlled):
     """beta <- beta up while KL > band_high target; beta <- beta down while KL < band_low target; unchanged between.
 
-    The PPO rule with free band and factors.
+    The PPO rule with a configurable band and factors.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class AdaptiveKL(_Controlled):
 class PpoRuleKL(_Controlled):
     """beta <- 2 beta while KL > 1.5 target; beta <- beta / 2 while KL < target / 1.5; unchanged between.
 
-    Source: Schulman et al. 2017 (arXiv 1707.06347), section 4; the bounds are ours.
+    Source: Schulman et al. 2017 (arXiv 1707.06347), section 4; the bounds are an addition.
     """
 
     def factor(self, kl_nats: float, rows: int) -> float:
@@ -221,8 +221,8 @@ class PpoRuleKL(_Controlled):
 class ProportionalKL(_Controlled):
     """beta <- beta (1 + e n / horizon), e = clip(KL / target - 1, -error_clip, error_clip), n = the step's rows.
 
-    n / horizon is the paper's K_beta, 0.1 there, with error_clip 0.2; its KL is that of whole completions, ours that
-    of a token. Source: Ziegler et al. 2019 (arXiv 1909.08593), section 2.2; the bounds are ours.
+    n / horizon is the paper's K_beta, 0.1 there, with error_clip 0.2; the paper's KL is per completion, here it is per
+    token. Source: Ziegler et al. 2019 (arXiv 1909.08593), section 2.2; the bounds are an addition.
     """
 
     def __init__(
@@ -240,6 +240,6 @@ class ProportionalKL(_Controlled):
         self.horizon = horizon
 
     def factor(self, kl_nats: float, rows: int) -> float:
-        """1 + e n / horizon, at least 1 - error_clip n / horizon; where that is below 0, beta falls to min_coef."""
+        """1 + e n / horizon, at least 1 - error_clip n / horizon; if it is below 0, beta falls to min_coef."""
         error = min(max(kl_nats / self.target_nats - 1, -self.error_clip), self.error_clip)
         return 1 + error * rows / self.horizon

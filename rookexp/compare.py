@@ -1,6 +1,6 @@
 """`python -m rookexp.compare`: what differs between runs, and whether the difference is real.
 
-A table in the terminal, runs.csv and points.csv, and compare.html, one page that works from a file without network.
+Writes a table to the terminal, runs.csv, points.csv, and compare.html, a single page that needs no server or network.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from rookexp.comparison.points import Comparison, Point
 
 PAGE, RUNS, POINTS = "compare.html", "runs.csv", "points.csv"
-PLAIN_WIDTH = 200  # of the table where nobody watches
-ENDLESS = 10_000  # columns; no table is so wide
+PLAIN_WIDTH = 200  # columns of the table if the output is not a terminal
+ENDLESS = 10_000  # columns; more than any table needs
 SHOWN_ROWS = 40  # points in the terminal; all are in the files
-SHOWN_KEYS = 4  # settings that have a column each; more are one text
-SHOWN_FIGURES = ("reward", "kl", "entropy")  # beside the main one
+SHOWN_KEYS = 4  # most settings that get a column each; more share one column
+SHOWN_FIGURES = ("reward", "kl", "entropy")  # besides the main one
 
 
 def main() -> None:
-    """The door: the command line, carried out."""
+    """Entry point: runs the command line."""
     environment.print_any_text()
     try:
         compare(sys.argv[1:])
-        sys.stdout.flush()  # here, for at its end Python has no say in the exit status
+        sys.stdout.flush()  # here, as a failure while Python exits could not set the exit status
     except BrokenPipeError:
         sys.exit(stop.unread())
     except KeyboardInterrupt:
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def compare(argv: Sequence[str]) -> None:
-    """Reads the folders, prints, writes; exit status 2 for folders that cannot be compared."""
+    """Reads the folders, writes the files, prints; exits with status 2 if they cannot be compared or written."""
     parser = argparse.ArgumentParser(prog="python -m rookexp.compare", description="Compare runs and sweeps.")
     parser.add_argument("folders", metavar="RUN_OR_SWEEP", nargs="+", type=Path, help="run folders, or folders of runs")
     parser.add_argument("--out", metavar="DIR", type=Path, default=Path("outputs/compare"), help="default: %(default)s")
@@ -55,7 +55,7 @@ def compare(argv: Sequence[str]) -> None:
         try:
             page.write(found, asked.out / PAGE)
             write_tables(found, asked.out)
-        finally:  # last, for whoever reads it may go, as `head` does; and also where nothing can be written
+        finally:  # last, as a reader such as `head` may go away; and even if nothing can be written
             show(found)
     except RookexpError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -69,7 +69,7 @@ def compare(argv: Sequence[str]) -> None:
 
 
 def write_tables(comparison: Comparison, folder: Path) -> None:
-    """points.csv, a line a point with means, 95 % intervals and paired differences; runs.csv, a line a run."""
+    """points.csv, a row per point with means, 95 % intervals and paired differences; runs.csv, a row per run."""
     from rookexp.files import csv_of, write_atomic
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -100,7 +100,7 @@ def point_row(comparison: Comparison, point: Point) -> dict[str, Any]:
 
 
 def run_rows(point: Point) -> list[dict[str, Any]]:
-    """For each of the point's runs where it is, how it ended, and its figures."""
+    """For each run of the point: its folder's name, how it ended, the settings and its figures."""
     rows = []
     for run, figures in zip(point.runs, point.figures, strict=True):
         judged = run.summary.get("verdict") or {}
@@ -112,7 +112,7 @@ def run_rows(point: Point) -> list[dict[str, Any]]:
 
 
 def show(comparison: Comparison, file: IO[str] | None = None) -> None:
-    """Prints what differs and whether it is real, then the table; plain text where nobody watches."""
+    """Prints what differs and whether it is real, then the table; plain text if the output is not a terminal."""
     from rookexp.comparison import wording
     from rookexp.trackers.console import reader
 
@@ -130,9 +130,9 @@ def show(comparison: Comparison, file: IO[str] | None = None) -> None:
 
 
 def table(comparison: Comparison, *, short: bool = False, wraps: bool = False) -> Table:
-    """A row a point, the best first after the baseline: settings, main figure with interval, difference, word.
+    """A row per point, the baseline, then best first: settings, main figure with interval, difference, verdict word.
 
-    For narrow terminals, `short` leaves out the columns behind these, and `wraps` breaks long cells.
+    For narrow terminals, `short` leaves out the columns after these, and `wraps` breaks long cells.
     """
     from rich import box
     from rich.markup import escape

@@ -1,4 +1,4 @@
-"""Whether this process gets the cores that it wants."""
+"""How much of its time this process waits for a CPU core."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from pathlib import Path
 
 import torch
 
-OWN = Path("/proc/self/schedstat")  # Linux; for the main thread, nanoseconds that it ran, and that it waited to run
+OWN = Path("/proc/self/schedstat")  # Linux: nanoseconds that the main thread ran, and waited to run
 
 
 class CoreWait:
-    """How long the main thread, in which all is computed and its helpers are waited for, waits for a core."""
+    """How long the main thread, which computes and waits for its worker threads, waits for a core."""
 
     def __init__(self) -> None:
         self.before = _seconds()
 
     def share(self) -> float | None:
-        """Of the time since the last look in which it could have run, the share in which other work had the core.
+        """The share, in [0, 1], of the thread's runnable time since the last call in which it waited for a core.
 
-        None where nothing tells, and with one thread of PyTorch, which waits for no other that may be waiting, too.
+        None if the system does not tell, and with a single PyTorch thread, which waits for no other waiting thread.
         """
         now = _seconds()
         ran, waited = (new - old for new, old in zip(now, self.before, strict=True))
@@ -27,7 +27,7 @@ class CoreWait:
 
 
 def _seconds() -> tuple[float, float]:
-    """For how long the main thread has run, and has waited to; (0, 0) where nothing tells."""
+    """Seconds that the main thread has run, and has waited to run; (0, 0) if the system does not tell."""
     if not OWN.is_file():
         return 0.0, 0.0
     ran, waited, _ = OWN.read_text(encoding="ascii").split()

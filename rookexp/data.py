@@ -11,15 +11,15 @@ from rookexp.config import door
 
 
 def main() -> None:
-    """The door: composes conf/data.yaml, then makes the corpus."""
+    """Entry point: composes conf/data.yaml, then makes the corpus."""
     door.enter(make_corpus, "data")
 
 
 def make_corpus(config: dict[str, Any], run_folder: Path) -> None:
-    """Annotates the shards that are missing, then builds the documents anew; writes into `folder` of the config.
+    """Annotates the missing shards, then rebuilds the documents; writes into the config's `folder`.
 
-    With `mix.positions` it writes so many positions there instead, and with `transitions.rows` A prompts; neither needs
-    an engine, and of the keys at the top both read `folder` and `seed` alone.
+    With `mix.positions` it writes that many positions there instead, with `transitions.rows` that many A prompts;
+    neither needs an engine, and both read only `folder` and `seed` of the top-level keys.
     """
     from rookexp.config import nodes
     from rookexp.corpora.corpus import Corpus
@@ -40,7 +40,7 @@ def make_corpus(config: dict[str, Any], run_folder: Path) -> None:
 
 
 def check_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys that the corpus takes; the rest is refused.
+    """The keys that are parameters of `Corpus`; others, but for checked groups, are refused.
 
     Raises: ConfigError naming the key, the value, what is allowed and the nearest spelling.
     """

@@ -1,4 +1,4 @@
-"""`python -m rookexp.doctor`: the self-check of the run that the same words behind `rookexp.train` would start."""
+"""`python -m rookexp.doctor`: the self-check of the run that `rookexp.train` would start with the same arguments."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ HEADER = "The self-check of the training that the same words would start: python
 
 
 def main() -> None:
-    """The door: composes the config of a training, then examines it."""
+    """Entry point: composes the config of a training, then runs its self-check."""
     if {"--help", "-h"} & set(sys.argv):
         sys.argv.append(f"hydra.help.header='{HEADER}'")
     door.enter(doctor, "config")
 
 
 def doctor(config: dict[str, Any], run_folder: Path) -> None:
-    """Builds what the config names, trains nothing and prints what each check measured; status 1 after a finding."""
-    from rookexp import build, session  # torch comes with them; --help does without
-    from rookexp.self_check import checkup  # torch comes with them; --help does without
+    """Builds what the config names, trains nothing, and prints each check's result; exit status 1 after a finding."""
+    from rookexp import build, session  # these import torch, which --help does not need
+    from rookexp.self_check import checkup  # these import torch, which --help does not need
 
     session.examine(build.build_training(config, run_folder), checkup.WHOLE)
 

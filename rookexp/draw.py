@@ -23,13 +23,13 @@ class Sampling(Protocol):
 
     @property
     def top_p(self) -> float | None:
-        """Only the fewest tokens with this share of the mass; None = all."""
+        """Only the fewest tokens with this share of the probability mass; None = all."""
 
 
 def draw(
     logits: Float[Tensor, "n v"], uniforms: Float[Tensor, " n"], sampling: Sampling
 ) -> tuple[Int[Tensor, " n"], Float[Tensor, " n"]]:
-    """A token of each row and its log-prob in nats over the whole vocabulary; at temperature 0 the likeliest token."""
+    """A token per row and its log-prob in nats over the whole vocabulary; at temperature 0 the most likely token."""
     logits = logits.float()
     if sampling.temperature not in (0, 1):
         logits = logits / sampling.temperature
@@ -43,7 +43,7 @@ def draw(
 def filtered(logits: Float[Tensor, "n v"], top_k: int | None, top_p: float | None) -> Float[Tensor, "n v"]:
     """`logits` with -inf outside the k most likely tokens, then outside the fewest of those with a share p of the mass.
 
-    Tokens tied with the last one kept are kept too, so the result does not hang on the order of a sort.
+    Tokens tied with the last one kept are kept too, so the result does not depend on the order of a sort.
     """
     vocab = logits.shape[-1]
     if top_k is not None and top_k < vocab:
@@ -52,7 +52,7 @@ def filtered(logits: Float[Tensor, "n v"], top_k: int | None, top_p: float | Non
         return logits
     normaliser = logits.logsumexp(-1, keepdim=True)
     width = min(top_k or 64, vocab)
-    while True:  # a few tokens mostly hold the share; a full sort of the vocabulary is the last resort
+    while True:  # mostly a few tokens hold the share; a full sort of the vocabulary is the last resort
         values = logits.topk(width).values
         mass = (values - normaliser).exp().cumsum(-1)
         if width in (vocab, top_k) or bool((mass[:, -1] >= top_p).all()):
@@ -63,9 +63,9 @@ def filtered(logits: Float[Tensor, "n v"], top_k: int | None, top_p: float | Non
 
 
 def inverse_cdf(weights: Float[Tensor, "n v"], uniforms: Float[Tensor, " n"]) -> Int[Tensor, " n"]:
-    """The token at which each row's cumulative weight exceeds its uniform's share of the total; never one of weight 0.
+    """Each row's first token whose cumulative weight exceeds uniform x total; never a token of weight 0.
 
-    Finds a block of about sqrt(V) tokens first and the token inside it second: V cumulative sums are slower.
+    Finds a block of about sqrt(V) tokens first, then the token inside it: a cumulative sum over all V is slower.
     """
     vocab = weights.shape[1]
     side = isqrt(vocab - 1) + 1
@@ -81,9 +81,9 @@ def inverse_cdf(weights: Float[Tensor, "n v"], uniforms: Float[Tensor, " n"]) ->
 
 
 def _exceeds(weights: Float[Tensor, "n m"], uniforms: Float[Tensor, " n"]) -> tuple[Tensor, Tensor]:
-    """Where the cumulative weight first exceeds the share `uniforms` of the total, and how far into it, 0..1."""
-    # Float sums: a share can round up to the total, and a parallel sum need not grow. With entries of weight zero taken
-    # out and the share held below the largest sum, some entry exceeds it, and that entry has a weight.
+    """The entry at which the cumulative weight first exceeds uniform x total, and how far into it, 0..1; both (N,)."""
+    # Float rounding: a share can round up to the total, and a parallel cumulative sum need not grow. With entries of
+    # weight zero masked and the share held below the largest sum, some entry exceeds it, and that one has weight.
     cumulative = weights.cumsum(-1).masked_fill_(weights <= 0, 0)
     total = cumulative.amax(-1, keepdim=True)
     share = torch.minimum(uniforms[:, None] * total, total.nextafter(torch.zeros_like(total)))

@@ -1,4 +1,4 @@
-"""`dry_run=true`: what a run would ask, pay and compute, found out without its weights."""
+"""`dry_run=true`: checks a run's prompts, rewards and lengths and counts its work, without loading its weights."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from rookexp.tasks.positions import position_key
 from rookexp.tokenizers import Tokenizer
 from rookexp.types import Prompt, Reward, scores_of
 
-LOOKED_AT = 256  # prompts of each kind whose gold answers are looked at
-LEAST_GAIN = 1e-6  # what a right answer earns more than none
+LOOKED_AT = 256  # most prompts of each kind whose gold answers are checked
+LEAST_GAIN = 1e-6  # a right answer's reward must exceed an empty one's by more than this
 
 
 @runtime_checkable
 class HoldsOut(Protocol):
-    """A task that knows whether what it evaluates is kept from training."""
+    """A task that knows whether its evaluation positions are kept out of training."""
 
     @property
     def held_out(self) -> bool:
-        """True where no position is in both."""
+        """True if no position is in both training and evaluation."""
 
 
 class Table:
-    """Lines with a verdict each."""
+    """Prints lines with a verdict each; `failed` has the names of those that failed."""
 
     def __init__(self) -> None:
         self.failed: list[str] = []
 
     def line(self, name: str, said: str, wrong: str = "") -> None:
-        """Prints one line; with `wrong`, what is and what mends it, it fails."""
+        """Prints one line; it fails if `wrong`, which says what is wrong and how to fix it, is not empty."""
         print(f"{'FAIL' if wrong else 'ok  '} {name:<14} {said}{f'; {wrong}' if wrong else ''}", flush=True)
         if wrong:
             self.failed.append(name)
 
 
 def run(config: Config) -> None:
-    """Prints a line for the split, each phase, gold answers, their lengths and the arithmetic of a step.
+    """Prints a line each for the phases, the split, gold answers, their lengths and the arithmetic of a step.
 
     Raises: ConfigError, DataError or EngineError for what cannot be built; CheckupFailed naming the lines that failed.
     """
@@ -79,7 +79,7 @@ def run(config: Config) -> None:
 
 
 def words(node: Config) -> tuple[Tokenizer, int]:
-    """The tokenizer that a model's node names, and the model's longest sequence; no weights are read."""
+    """The tokenizer that a model's node names, and the model's longest sequence in tokens; reads no weights."""
     if "path" not in node:
         return policies.tokenizer_of(node["tokenizer"]), node["n_positions"]
     folder = policies.model_folder(weights.fetch(node["path"], node["revision"]))
@@ -88,13 +88,13 @@ def words(node: Config) -> tuple[Tokenizer, int]:
 
 
 def steps_of(task: Any, steps: int) -> list[tuple[int, tuple[Prompt, ...]]]:
-    """What is asked in each step, of a long run in its first and last 500."""
+    """Each step with its prompts; of a run with more than 1000 steps only the first and the last 500."""
     looked_at = [*range(min(steps, 500)), *range(max(500, steps - 500), steps)]
     return [(step, task.select(step)) for step in looked_at]
 
 
 def phases(table: Table, task: Any, seen: Sequence[tuple[int, tuple[Prompt, ...]]], steps: int) -> None:
-    """A line a phase: its steps and what they ask."""
+    """Prints a line per phase, its steps and the shares of its kinds of prompt; fails for phases never reached."""
     rows = task.table() if isinstance(task, Phases) else [("the task", 0, steps)]
     for name, start, end in rows:
         counts = Counter(prompt.task for step, prompts in seen if start <= step < end for prompt in prompts)
@@ -108,9 +108,9 @@ def phases(table: Table, task: Any, seen: Sequence[tuple[int, tuple[Prompt, ...]
 
 
 def split(table: Table, config: Config, task: Any, trained: dict[str, Prompt], asked: Sequence[Prompt]) -> None:
-    """How many of the evaluation's positions training asks, too; none may be where they are held out.
+    """Prints how many evaluation positions are also trained on; fails for any held out or from `eval.positions`.
 
-    Two files of a mix may name the same position for different questions: neither answer is in the other's.
+    Two files of a mix may have the same position for different questions: neither answer gives the other away.
     """
     held_out = isinstance(task, HoldsOut) and task.held_out
     other = config["eval"]["positions"]
@@ -129,14 +129,14 @@ def split(table: Table, config: Config, task: Any, trained: dict[str, Prompt], a
 
 
 def position_of(prompt: Prompt) -> str:
-    """What makes the prompt's position the same as another's; the prompt itself where it has none."""
+    """A key that is equal for prompts on the same position; the prompt's text if it has no position."""
     asked = chess_text.parse_a_prompt(prompt.text) or chess_text.parse_p(prompt.text)
     board = None if asked is None else chess_text.board_of(asked.fen)
     return prompt.text if board is None else position_key(board)
 
 
 def gold_rewards(table: Table, kind: str, reward: Reward, prompts: Sequence[Prompt], golds: Sequence[str]) -> None:
-    """What right answers earn, and that each earns more than an empty one."""
+    """Prints what right answers earn; fails if one earns no more than an empty answer."""
     try:
         gold, empty = (scores_of(reward, prompts, texts).rewards.tolist() for texts in (golds, [""] * len(golds)))
     except RookexpError as error:
@@ -159,7 +159,7 @@ def lengths(
     prompts: Sequence[Prompt],
     golds: Sequence[str],
 ) -> None:
-    """Whether right answers and their end fit, and prompts are prefixes of their documents."""
+    """Checks that right answers with end-of-text fit, and that a prompt's tokens begin those of its document."""
     sizes = [len(tokenizer.encode(gold)) + 1 for gold in golds]
     whole = max(len(prompt.ids) + size for prompt, size in zip(prompts, sizes, strict=True))
     longest = max(sizes)
@@ -177,7 +177,7 @@ def lengths(
 
 
 def arithmetic(table: Table, config: Config, steps: int, distinct: int) -> None:
-    """Rows, optimizer steps and passes of the run."""
+    """Prints the run's rows, optimizer steps and prompts."""
     grpo = config["grpo"]
     prompts, group = grpo["prompts_per_step"], grpo["group_size"]
     rows, updates = prompts * group, grpo["inner_epochs"] * grpo["minibatches"]

@@ -6,11 +6,11 @@ class RookexpError(Exception):
 
 
 class ConfigError(RookexpError):
-    """A configuration key with a value that is not allowed; names key, value and what is."""
+    """A configuration key with a value that is not allowed; names the key, the value and what is allowed."""
 
 
 class PartError(ConfigError):
-    """A key of one node, named without the node's path, which `nodes.make` puts before it."""
+    """A ConfigError for a key of one node, named without the node's path, which `nodes.make` prepends."""
 
 
 class DataError(RookexpError):
@@ -18,7 +18,7 @@ class DataError(RookexpError):
 
 
 class NotSaved(DataError):
-    """A checkpoint that could not be written, mostly for want of space; names it, and the one before it."""
+    """A checkpoint that could not be written, mostly for lack of disk space; names it and the previous one."""
 
 
 class EngineError(RookexpError):
@@ -26,19 +26,19 @@ class EngineError(RookexpError):
 
 
 class TrainingDiverged(RookexpError):
-    """A non-finite loss or gradient; names step, term and value. The weights are untouched."""
+    """A non-finite gradient; names the step and the loss with its terms. The weights are as they were before it."""
 
 
 class VerdictFailed(RookexpError):
-    """A run that `verdict=require` asked to pass and that did not; names the criteria that failed."""
+    """A run that did not pass although `verdict=require`; names the criteria that failed."""
 
 
 class CheckupFailed(RookexpError):
-    """A self-check that found something before the first step; names the checks, whose lines say what."""
+    """A self-check or dry run that found something before the first step; names the checks, whose lines say what."""
 
 
 class RunStopped(RookexpError):
-    """A run that a signal ended after a whole step, which is saved; `status` is the exit status that says so."""
+    """A run that a signal ended after a complete step, which is saved; `status` is the exit status for that signal."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -46,11 +46,11 @@ class RunStopped(RookexpError):
 
 
 class RunPruned(RookexpError):
-    """A run that its sweep has given up after a whole step, which is saved; says by which pruner and why."""
+    """A run that its sweep pruned after a complete step, which is saved; names the pruner and its reason."""
 
 
 class Reconfigured(RookexpError):
-    """A key of which the run found a value before its first step; the door composes again and starts it with that."""
+    """A key for which a run found a value before its first step; `config.door` restarts the run with that value."""
 
     def __init__(self, key: str, value: object) -> None:
         super().__init__(f"{key}={value}: found by the run itself")
@@ -59,20 +59,20 @@ class Reconfigured(RookexpError):
 
 
 class SweepFailed(RookexpError):
-    """A sweep of which too many points failed; names the folders and the reasons."""
+    """A sweep in which too many points failed; names the folders and the reasons."""
 
 
-# What says that a device has no more.
+# Texts in errors of a device that is out of memory.
 NO_MEMORY = ("OutOfMemoryError", "DefaultCPUAllocator", "out of memory", "ALLOC_FAILED")
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether a device had no more memory; of a CPU's allocator, and of CUDA's libraries, only the message says so."""
+    """Whether a device ran out of memory; for the CPU's allocator and CUDA's libraries only the message tells."""
     said = f"{type(error).__name__}: {error}"
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(w in said for w in NO_MEMORY))
 
 
 def reason_of(error: BaseException) -> str:
-    """An error as a reason: the message, behind its kind where that is not one of ours."""
+    """An error as a one-line reason: its message, after the error's class unless it is a RookexpError."""
     text = " ".join(str(error).split())
     return text if isinstance(error, RookexpError) else f"{type(error).__name__}: {text}".removesuffix(": ")

@@ -1,4 +1,4 @@
-"""`python -m rookexp.evaluate`: what a model can do on what it has not seen, with intervals."""
+"""`python -m rookexp.evaluate`: what a model can do on data it has not seen, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from rookexp.config import door
 
 
 def main() -> None:
-    """The door: composes conf/evaluate.yaml, then evaluates."""
+    """Entry point: composes conf/evaluate.yaml, then evaluates."""
     door.enter(evaluate, "evaluate")
 
 
 def evaluate(config: dict[str, Any], run_folder: Path) -> None:
-    """Prints a table a part; writes what `Exam.run` says."""
+    """Prints a table per part; writes the files that `Exam.run` lists."""
     from rookexp import build
 
     build.build_evaluation(config, run_folder).run(tell=print)

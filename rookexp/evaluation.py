@@ -1,4 +1,4 @@
-"""Greedy answers to a fixed set of prompts, scored by the reward: what is compared before and after."""
+"""Greedy answers to a fixed set of prompts, scored by the reward: the measure compared before and after training."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rookexp import generate, ops
 from rookexp.objectives.rollouts import completion_texts
 from rookexp.types import Prompt, Reward, Tokenizer, by_task, scores_of
 
-ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in the text of an object that says nothing of what is in it
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in an object's default repr
 BATCH = 256  # prompts answered at a time; bounds the memory and changes no answer
 
 
 class Greedy:
-    """Evaluates the policy at temperature 0 on the same prompts every time, so that differences are the policy's."""
+    """Evaluates the policy at temperature 0 on the same prompts every time, so that any difference is the policy's."""
 
     def __init__(
         self,
@@ -38,16 +38,16 @@ class Greedy:
         self.prompts = prompts
         self.reward = reward
         self.max_new_tokens = max_new_tokens
-        self.own_lengths = own_lengths  # of the kinds of prompt that have another longest completion
+        self.own_lengths = own_lengths  # max_new_tokens of the kinds of prompt that have another limit
         self.autocast = autocast
-        self.batch = BATCH  # smaller where `hardware.fit` found that so many do not fit
+        self.batch = BATCH  # lowered by `hardware.fit` if that many do not fit in memory
         self.completions: list[dict[str, Any]] = []  # of the latest evaluation: prompt, completion, reward and parts
 
     def __call__(self, step: int) -> dict[str, float]:
-        """`eval/reward`, its sd over prompts (N), the share cut off, and every part as `eval/<part>`.
+        """Metrics: the mean reward, its sd over prompts (dividing by N), the share truncated, each part's mean.
 
-        With several tasks `eval/mean_<task>` is the reward of each one's. A part's mean is over the prompts to which it
-        applies, those where it is not NaN.
+        With several tasks, `eval/mean_<task>` is the mean reward of each task's prompts. A part's mean, `eval/<part>`,
+        is over the prompts to which it applies, those where it is not NaN.
         """
         by_row: dict[int, str] = {}
         truncated: list[Tensor] = []
@@ -82,16 +82,16 @@ class Greedy:
         }
 
     def answers(self) -> str:
-        """A digest of the prompts and what their reward compares with; equal where evaluations are one measure."""
+        """A hex digest of the prompts and their reference answers; equal for evaluations that measure the same."""
         asked = sorted((prompt.text, ADDRESS.sub("", repr(prompt.answer))) for prompt in self.prompts)
         return f"{ops.seed_of(*itertools.chain(*asked)):016x}"
 
     def length_of(self, prompt: Prompt) -> int:
-        """Longest answer to the prompt in tokens, end of text included."""
+        """The longest answer to the prompt in tokens, end-of-text included."""
         return self.own_lengths.get(prompt.task, self.max_new_tokens)
 
     def batches(self) -> Iterator[tuple[list[int], int]]:
-        """Which prompts are answered together, and the longest answer of these."""
+        """Rows of the prompts that are decoded together, and the longest answer to them in tokens."""
         lengths = [self.length_of(prompt) for prompt in self.prompts]
         for length in dict.fromkeys(lengths):
             rows = [row for row, other in enumerate(lengths) if other == length]

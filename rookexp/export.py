@@ -26,23 +26,23 @@ class Export:
     run: Annotated[str, MinLen(1)] | None  # a run folder, one of its checkpoints, a model's folder or a Hub id
     out: Annotated[str, MinLen(1)] | None  # the folder that is written
     dtype: Literal["float32", "bfloat16"]  # of the weights in the file
-    overwrite: bool  # whether an earlier export, or the repository, may be there already
+    overwrite: bool  # whether an earlier export, or the repository, may already exist
     push: str | None  # a Hub repository, owner/name
     private: bool  # whether that repository is made private
 
 
 def main() -> None:
-    """The door: composes conf/export.yaml, then writes."""
+    """Entry point: composes conf/export.yaml, then writes."""
     door.enter(export, "export")
 
 
 def export(config: dict[str, Any], run_folder: Path) -> None:
-    """Writes the model of `run` into `out`: weights, config, tokenizer, model card; then pushes it, where asked.
+    """Writes the model of `run` into `out`: weights, config, tokenizer, model card; then pushes it, if `push` is set.
 
-    The folder then has these files and no others; an earlier export in its place is taken away whole.
+    The folder then has these files and no others; an earlier export in its place is removed entirely.
 
-    Raises: ConfigError before anything is loaded for what was typed; DataError for a model that cannot be read,
-    written or pushed.
+    Raises: ConfigError for arguments that are not allowed, before a model is loaded; DataError for a model that cannot
+    be read, written or pushed.
     """
     from rookexp.config import nodes
 
@@ -87,14 +87,14 @@ def export(config: dict[str, Any], run_folder: Path) -> None:
 
 
 def file_names() -> tuple[str, ...]:
-    """What an export may have, ours or an older one."""
+    """The file names that an export, also an older one, may have."""
     from rookexp.models import weights
 
     return (*weights.FILES, README)
 
 
 def check_earlier(typed: str, out: Path) -> None:
-    """Raises: ConfigError for a folder that is no earlier export, or that has more in it than one."""
+    """Raises: ConfigError if the folder is no earlier export, or contains anything else besides."""
     from rookexp.run_folder import model_card
 
     card = out / README
@@ -109,9 +109,9 @@ def check_earlier(typed: str, out: Path) -> None:
 
 @contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
-    """A fresh folder beside `folder`, which takes its place at the end; where that is not reached, nothing has changed.
+    """Yields a new folder beside `folder`, which replaces `folder` on success; after an error nothing has changed.
 
-    What one that was killed has left of its own is removed. Raises: OSError where it cannot be written.
+    First removes new folders that killed processes have left behind. Raises: OSError if it cannot be written.
     """
     for left in folder.parent.glob(f"{glob.escape(folder.name)}.new-*"):
         if left.name.rpartition("-")[2].isdigit():

@@ -1,4 +1,4 @@
-"""Files that appear whole: a reader sees what was there before, or all of what is new; and JSON objects read back."""
+"""Atomic file writes, where a reader sees all of the old content or all of the new; JSON objects; CSV text."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from rookexp.errors import DataError
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path to write to; what is written there then takes the place of `path` in one move."""
+    """Yields a path to write to; the file written there then replaces `path` atomically."""
     partial = path.with_name(path.name + ".partial")
     yield partial
     os.replace(partial, path)
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Replaces the file's text."""
+    """Replaces the file's text atomically."""
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8", newline="\n")
 
 
 def write_new(folder: Path, files: Mapping[str, Sequence[str]]) -> None:
-    """Writes files by name, line by line, unless one of them is there with other lines: then none is touched.
+    """Writes the lines of each file, by name, unless one of the files exists with other content: then none is touched.
 
-    Raises: DataError where one is, or where one cannot be written.
+    Raises: DataError in that case, or if a file cannot be written.
     """
     for name, lines in files.items():
         path = folder / name
@@ -42,9 +42,9 @@ def write_new(folder: Path, files: Mapping[str, Sequence[str]]) -> None:
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Replaces the file's lines, and makes its folder.
+    """Replaces the file's lines atomically; creates its folder if necessary.
 
-    Raises: DataError where it cannot be written.
+    Raises: DataError if it cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,14 +54,14 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def text_of(lines: Iterable[str]) -> str:
-    """The lines as a file has them, each with its end."""
+    """The lines as one text, each followed by a newline."""
     return "".join(f"{line}\n" for line in lines)
 
 
 def read_object(path: Path, remedy: str) -> dict[str, Any]:
-    """The object of a JSON file; {} where there is no such file.
+    """The object in a JSON file; {} if the file does not exist.
 
-    Raises: DataError, which ends with the remedy, for a damaged one.
+    Raises: DataError, whose message ends with `remedy`, if it holds no JSON object.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -75,7 +75,7 @@ def read_object(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def csv_of(rows: Sequence[Mapping[str, Any]], *, nan: str) -> str:
-    """The rows as CSV under all their keys; what a row does not have is empty, what is no number `nan`."""
+    """The rows as CSV with a column for every key; a missing value is empty, a NaN is written as `nan`."""
     made = io.StringIO()
     writer = csv.DictWriter(made, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
     writer.writeheader()

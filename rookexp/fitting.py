@@ -1,10 +1,10 @@
-"""How many rows a micro-batch should have on this device: tried before training, on the longest rows there can be.
+"""Finds the micro-batch size for this device by trying sizes before training, on the longest rows that can occur.
 
-A size fits where the peak of a whole optimizer step stays within SHARE of the memory. Of the sizes that fit the one
-with the most rows a second is taken, and of those within TIE of it the smallest. Sampling and greedy evaluation are
-tried at the size that they have; an evaluation that does not fit has fewer prompts at a time, which changes no
-answer. Nothing else changes, unless `hardware.grow=batch`: then a step has as many prompts as fit into one
-micro-batch, if that is more than it had.
+A size fits if the peak memory of a whole optimizer step stays within SHARE of the memory. The smallest size is taken
+whose rows per second are within TIE of the fastest size that fits. Sampling and greedy evaluation are tried at their
+configured size; an evaluation that does not fit answers fewer prompts at a time, which changes no answer. Nothing else
+changes, unless `hardware.grow=batch`: then a step has as many prompts as fit into one micro-batch, if that is more than
+it had.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ from rookexp.probes import (
 from rookexp.trainer import Trainer
 
 PROFILE = "memory_profile.json"
-GROWTH = ("prompts_per_step", "prompts_given", "grown")  # what of it is about a batch that has grown
+GROWTH = ("prompts_per_step", "prompts_given", "grown")  # its keys about a batch that has grown
 SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-TIE = 0.05  # two speeds that are nearer than this are the same
+TIE = 0.05  # relative; speeds that differ by less count as equal
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a step of rollouts is made of."""
+    """The sizes of a step's batch of rollouts."""
 
     prompts: int
     group_size: int
     minibatches: int
-    can_ask: Callable[[int], bool]  # whether the task has so many prompts for a step
+    can_ask: Callable[[int], bool]  # whether the task has that many prompts for a step
 
 
 class Finder:
-    """Gives a trainer the micro-batch that suits the device, and a run the batch, where that is asked."""
+    """Gives a trainer the micro-batch that suits the device and, with `hardware.grow=batch`, a run its batch size."""
 
     def __init__(
         self,
@@ -70,15 +70,15 @@ class Finder:
         self.case = case
         self.decodings = decodings
         self.batch = batch  # None = there is none to grow
-        self.greedy = greedy  # whose batches may be cut
-        self.growth: dict[str, Any] = {}  # GROWTH of the profile, once it is known
+        self.greedy = greedy  # its batches may be made smaller; None = no evaluation that decodes
+        self.growth: dict[str, Any] = {}  # the GROWTH keys of the profile, once they are known
         self.memory = hardware.memory()
 
     def grow(self, trainer: Trainer, folder: Path, *, resumed: bool) -> None:
-        """With `hardware.grow=batch` finds how many prompts a step has; a run that goes on keeps what it has.
+        """With `hardware.grow=batch`, finds how many prompts a step should have; a resumed run keeps its number.
 
-        Never fewer than are configured, nor more than the task has.
-        Raises: Reconfigured where there are others than this trainer has; DataError for a damaged profile.
+        Never fewer than configured, nor more than the task has.
+        Raises: Reconfigured if that number differs from the configured one; DataError for a damaged profile.
         """
         if self.batch is None:
             return
@@ -88,7 +88,7 @@ class Finder:
             self.growth = growth
         if self.hardware.grow != "batch":
             return
-        if not settled and growth.get("prompts_per_step") == given:  # what Reconfigured has begun
+        if not settled and growth.get("prompts_per_step") == given:  # the restart after Reconfigured
             self.growth = growth
             return
         if not self.growth:
@@ -101,7 +101,7 @@ class Finder:
             raise Reconfigured("grpo.prompts_per_step", self.growth["prompts_per_step"])
 
     def _searched(self, trainer: Trainer, batch: Batch) -> dict[str, Any]:
-        """GROWTH of the profile: how many prompts a step may have, and all that was tried."""
+        """The GROWTH keys of the profile: how many prompts a step may have, how many were given, all rungs tried."""
         with unchanged(trainer):
             rungs = ascend(trainer, replace(self.case, rows=SIZES[-1]), self.memory)
             prompts, tried = self._largest(trainer, rungs, batch)
@@ -115,7 +115,7 @@ class Finder:
         }
 
     def _largest(self, trainer: Trainer, rungs: Sequence[Rung], batch: Batch) -> tuple[int, list[Rung]]:
-        """The most prompts that the task has, whose rows fit one micro-batch and can be sampled; what was sampled."""
+        """The most prompts that the task has, whose rows fit one micro-batch and can be sampled; rungs of sampling."""
         fit = {rung.rows * batch.minibatches // batch.group_size for rung in rungs if rung.fits}
         tried: list[Rung] = []
         for prompts in sorted((count for count in fit if count > batch.prompts), reverse=True):
@@ -131,8 +131,8 @@ class Finder:
     def apply(self, trainer: Trainer, folder: Path) -> None:
         """Sets the trainer's micro-batch and the evaluation's batch and writes `memory_profile.json`.
 
-        A run that goes on keeps what it found.
-        Raises: ConfigError where not even the smallest fits, or what is sampled does not.
+        A run whose profile was measured under the same conditions, such as a resumed one, keeps what it found.
+        Raises: ConfigError if not even the smallest size fits, or sampling or an evaluation of one row does not.
         """
         asked = {
             **self.hardware.describe(),
@@ -144,7 +144,7 @@ class Finder:
         }
         path = folder / PROFILE
         known = read_profile(folder)
-        if known.get("asked") == asked:  # another speed today must not cut the same run in another way
+        if known.get("asked") == asked:  # a different speed measured today must not split the same run differently
             trainer.micro_batch = known["micro_batch"]
             self._cut(known.get("evaluation_batch"))
             print(f"hardware.fit: micro_batch={trainer.micro_batch}, as {path} has it", flush=True)
@@ -169,7 +169,7 @@ class Finder:
         write_atomic(path, json.dumps(profile, indent=2) + "\n")
 
     def _cut(self, prompts: int | None) -> None:
-        """Has so many prompts evaluated at a time; None: as many as are."""
+        """Sets how many prompts are evaluated at a time; None leaves that as it is."""
         if self.greedy is not None and prompts is not None:
             self.greedy.batch = prompts
             print(f"hardware.fit: {prompts} prompts are evaluated at a time", flush=True)
@@ -178,10 +178,10 @@ class Finder:
 def for_rollouts(
     hardware: Hardware, source: RolloutSource, greedy: Greedy, steps: range, places: int, batch: Batch
 ) -> Finder | None:
-    """A finder for groups of completions in a model of so many `places`, for the prompts of all `steps`.
+    """A finder for groups of completions in a model with `places` positions, for the prompts of all `steps`.
 
-    The longest prompt, answered at full length; where the model has no room for both, the prompt gives way, because
-    rows share it. None where `hardware.fit` is false.
+    The worst case is the longest prompt with a completion of full length; if the model has no room for both, the prompt
+    is shortened, because rows share it. None if `hardware.fit` is false.
     """
     if not hardware.fit:
         return None
@@ -210,7 +210,7 @@ def for_rollouts(
     ]
     decodings = [max(sampled, key=lambda case: case.work)]
     if batches := list(greedy.batches()):
-        # One that is as large as the largest and as long as the longest, so that any part fits if its part does.
+        # A batch as large as the largest and as long as the longest: if a part of it fits, so does that of any batch.
         longest = Sampling(temperature=0.0, top_k=None, top_p=None, max_new_tokens=max(n for _, n in batches))
         ids = [len(prompt.ids) for prompt in greedy.prompts]
         decodings.append(decoding("evaluation", max(len(rows) for rows, _ in batches), ids, 1, longest))
@@ -218,7 +218,7 @@ def for_rollouts(
 
 
 def for_documents(hardware: Hardware, documents: Documents, rows: int) -> Finder | None:
-    """A finder for `rows` documents, each as long as the longest; None where `hardware.fit` is false.
+    """A finder for `rows` documents, each as long as the longest; None if `hardware.fit` is false.
 
     Raises: ConfigError for `hardware.grow=batch`.
     """
@@ -232,18 +232,18 @@ def for_documents(hardware: Hardware, documents: Documents, rows: int) -> Finder
 
 
 def read_profile(folder: Path) -> dict[str, Any]:
-    """What `memory_profile.json` of a run's folder has; {} where there is none yet.
+    """The contents of `memory_profile.json` in a run's folder; {} if there is none yet.
 
-    Raises: DataError where it is damaged.
+    Raises: DataError if it is damaged.
     """
     return read_object(folder / PROFILE, "restore it, or delete it to have all sizes tried again")
 
 
 def refuse_another_batch(hardware: Hardware, prompts: int, folder: Path) -> None:
-    """For a run that goes on with `prompts` a step and has grown.
+    """Checks the `prompts` per step of a resumed run whose batch has grown.
 
-    Raises: ConfigError where it would have neither the number that it was given nor the one that it has grown to;
-    DataError for a damaged profile.
+    Raises: ConfigError unless they are the number that it has grown to or, with `hardware.grow=batch`, the number that
+    it was given; DataError for a damaged profile.
     """
     known = read_profile(folder)
     if not {"asked", *GROWTH} <= set(known):
@@ -265,12 +265,12 @@ def climb(
     decodings: Sequence[Decoding] = (),
     autocast: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> list[Rung]:
-    """The sizes in ascending order, up to the first that does not fit, or whose forecast exceeds the limit; decoding.
+    """The rungs of `ascend`, then, if the smallest size fits, those of `decodings`.
 
-    The trainer's weights, optimizer and rates are afterwards what they were, bit by bit.
+    Afterwards the trainer's weights, optimizer state and learning rates are what they were, bit for bit.
     """
     with unchanged(trainer):
-        # The cache that recorded steps share is there while weights are updated.
+        # The KV cache that recorded steps share stays allocated while weights are updated.
         if getattr(trainer.policy, "replays", None) is not None:
             for each in decodings:
                 decoded(trainer, each, memory, autocast)
@@ -282,10 +282,13 @@ def climb(
 
 
 def ascend(trainer: Trainer, case: WorstCase, memory: Memory) -> list[Rung]:
-    """The sizes of `climb`; they move weights and optimizer."""
+    """Rungs of ascending micro-batch sizes; stops after one that does not fit, or before one forecast above the limit.
+
+    Does not restore weights, optimizer and learning rates.
+    """
     rungs: list[Rung] = []
     for rows in [*(size for size in SIZES if size < case.rows), *([case.rows] if case.rows <= SIZES[-1] else [])]:
-        if forecast(rungs, rows) > 1:  # on a CPU the system would end the process
+        if forecast(rungs, rows) > 1:  # on a CPU the system would kill the process
             break
         rungs.append(measured(trainer, case, rows, memory))
         if not rungs[-1].fits:
@@ -294,9 +297,9 @@ def ascend(trainer: Trainer, case: WorstCase, memory: Memory) -> list[Rung]:
 
 
 def best(rungs: Sequence[Rung], case: WorstCase, before: float) -> int:
-    """The smallest of the sizes that fit and are, but for TIE, as fast as the fastest of them.
+    """The smallest of the sizes that fit and are within TIE of the fastest of these.
 
-    `before`: GiB that were taken before they were tried. Raises: ConfigError where none fits.
+    `before`: GiB in use before sizes were tried, for the message. Raises: ConfigError if none fits.
     """
     rungs = [rung for rung in rungs if rung.what == "update"]
     fast = {rung.rows: rung.rows_per_s for rung in rungs if rung.fits and rung.rows_per_s is not None}

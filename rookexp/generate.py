@@ -1,4 +1,4 @@
-"""Cached decoding: sampled or greedy completions of P prompts, G rows a prompt, and the log-prob of every token."""
+"""Decoding with a KV cache: sampled or greedy completions of P prompts, G rows each, and every token's log-prob."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from rookexp.draw import draw
 from rookexp.errors import DataError
 from rookexp.lookup import guess
 
-COMPACT_BELOW = 0.9  # copy the cache to fewer rows once it shrinks to this share: cheaper than a step of dead rows
-LOOK_EVERY = {"cpu": 1, "cuda": 8}  # tokens between two looks at which rows have ended; on a GPU a look waits for it
+COMPACT_BELOW = 0.9  # share of live rows at which the cache is copied to those alone: cheaper than steps of dead rows
+LOOK_EVERY = {"cpu": 1, "cuda": 8}  # tokens between checks of which rows have ended; on a GPU a check waits for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,11 @@ class Sampling:
     top_k: Annotated[int, Ge(1)] | None  # only the k most likely tokens; None = all
     top_p: Annotated[float, Gt(0), Le(1)] | None  # only the fewest tokens with this share of the mass; None = all
     max_new_tokens: Annotated[int, Ge(1)]  # longest completion in tokens, end-of-text included
-    lookup: Annotated[int, Ge(0)] = 0  # tokens guessed ahead from the text so far and drawn in one forward; 0 = none
+    lookup: Annotated[int, Ge(0)] = 0  # tokens guessed from the text so far and checked in one forward; 0 = none
 
     @property
     def blind(self) -> bool:
-        """Whether drawing a token looks at nothing on the host: top-p and lookup do."""
+        """Whether drawing a token reads nothing back to the host; with top-p or lookup it does."""
         return self.top_p in (None, 1) and self.lookup == 0
 
 
@@ -44,35 +44,35 @@ class Samples:
     mask: Bool[Tensor, "n t"]  # True at completion tokens, end-of-text included
     logprobs: Float[Tensor, "n t"]  # log-prob of each completion token (see `sample`), else 0
     truncated: Bool[Tensor, " n"]  # True where no end-of-text was drawn
-    forwards: Int[Tensor, " n"]  # forwards that drew the row's tokens, that of the prompt included
+    forwards: Int[Tensor, " n"]  # forward passes that drew the row's tokens, the prompt's included
 
 
 class Cache(Protocol):
-    """What a model remembers of the rows it decodes."""
+    """The KV cache of the rows that a model decodes."""
 
     def keep(self, rows: Tensor) -> None:
         """Drops all rows but these (N,), given in ascending order."""
 
     def advance(self, taken: Tensor) -> None:
-        """Of the tokens of the last `decode_ahead`, each row's first `taken` (N,) stay."""
+        """Keeps each row's first `taken` (N,) tokens of the last `decode_ahead` and drops the others."""
 
 
 class Batch(Protocol):
-    """Rows that are decoded in step, from their first token on."""
+    """Rows that are decoded in lockstep, from their first token on."""
 
     live: Bool[Tensor, " n"]  # rows without an end-of-text
-    drawn: Int[Tensor, "n c"]  # tokens so far; what follows them, or a row's end, is arbitrary
+    drawn: Int[Tensor, "n c"]  # tokens so far; entries after them, or after a row's end, are arbitrary
     logprobs: Float[Tensor, "n c"]  # and the log-prob of each
 
     def step(self) -> None:
-        """One more token a row."""
+        """Decodes one more token per row."""
 
 
 class Replays(Protocol):
-    """Recorded decoding steps."""
+    """Recorded decoding steps, such as CUDA graphs."""
 
     def begin(self, model: Any, cache: Any, logits: Tensor, uniforms: Tensor, sampling: Sampling, eot_id: int) -> Batch:
-        """Rows after their first token; `cache` and `logits` are what the packed model made of the prompts."""
+        """The batch after its first token; `cache` and `logits` come from the packed model's prefill."""
 
 
 class Sizes(Protocol):
@@ -84,7 +84,7 @@ class Sizes(Protocol):
 
 
 class Decoder(Protocol):
-    """What decoding asks of a model."""
+    """What decoding needs of a model."""
 
     @property
     def config(self) -> Sizes:
@@ -92,19 +92,19 @@ class Decoder(Protocol):
 
     @property
     def replays(self) -> Replays | None:
-        """Recorded steps for the packed model, which need no host; None = each token is a call of `decode`."""
+        """Recorded steps of the packed model, which run without the host; None = each token is a call of `decode`."""
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """The weights; tokens are made on their device."""
+        """The weights; tokens are created on their device."""
 
     def packed(self) -> Decoder:
-        """The same decoder, perhaps faster, until the weights change."""
+        """The same decoder, perhaps a faster copy; valid until the weights change."""
 
     def prefill(self, tokens: Tensor, lengths: Tensor, group_size: int, capacity: int) -> tuple[Tensor, Any]:
-        """Hidden states (P, D) at the last token of (P, T) prompts; a Cache for G rows each, `capacity` more tokens."""
+        """Hidden states (P, D) at each prompt's last token; a Cache of G rows each, with room for `capacity` tokens."""
 
     def decode(self, tokens: Tensor, cache: Any) -> Tensor:
-        """Hidden states (N, D) after one more token a row, which joins the cache."""
+        """Hidden states (N, D) after one more token per row, which joins the cache."""
 
     def decode_ahead(self, tokens: Tensor, cache: Any) -> Tensor:
         """Hidden states (N, M, D) after (N, M) more tokens, of which `Cache.advance` then says how many stay."""
@@ -121,13 +121,14 @@ def sample(
 
     A row ends at end-of-text, after `max_new_tokens`, or at the model's last position. Its uniforms come from a CPU
     generator of its own (torch reads the low 32 bits of a seed) and invert the cumulative distribution, so its tokens
-    depend on its prompt, its seed and the weights, whatever shares the batch; up to rounding, which bf16 makes coarse.
-    With an `eot_id` of -1, which also pads, no row ends early: for prompts of one length.
+    depend on its prompt, its seed and the weights, not on the rest of the batch, up to rounding (coarse in bf16).
+    With an `eot_id` of -1, which is then the padding too, no row ends early; this is for prompts of equal length.
     Log-probs are log_softmax(logits / temperature) over the whole vocabulary, as the training forward has them: top-k
     and top-p do not renormalise them. At temperature 0 they are those of temperature 1. Runs under the caller's
     autocast; everything after the logits is fp32.
 
-    Raises: DataError for an empty prompt, or one that leaves no room for a new token.
+    Raises: DataError for an empty prompt, or one that leaves no room for a new token; ValueError without prompts, or
+    unless there are equally many seeds for each prompt.
     """
     if not prompts:
         raise ValueError("no prompts to complete")
@@ -149,7 +150,7 @@ def sample(
     capacity = steps - 1 + (sampling.lookup + 1 if sampling.lookup else 0) if replays is None else 0
     hidden, cache = model.prefill(prompt_tokens, prompt_lengths, group_size, capacity)
     logits = model.logits(hidden).repeat_interleave(group_size, 0)
-    forwards = None  # one a token
+    forwards = None  # one per token
     if sampling.lookup:
         text = F.pad(prompt_tokens, (0, capacity + 1)).repeat_interleave(group_size, 0)
         starts = prompt_lengths.repeat_interleave(group_size)
@@ -177,7 +178,7 @@ def _one_by_one(
     sampling: Sampling,
     eot_id: int,
 ) -> tuple[Tensor, Tensor]:
-    """Each row's tokens and their log-probs, each (N, C), a token a forward; what follows a row's end is arbitrary."""
+    """Tokens and log-probs, each (N, C), with one forward per token; entries after a row's end are arbitrary."""
     (steps, n), device = uniforms.shape, logits.device
     drawn = torch.full((n, steps), eot_id, device=device)
     logprobs = torch.zeros(n, steps, device=device)
@@ -202,7 +203,7 @@ def _one_by_one(
 
 
 def _replayed(batch: Batch, steps: int) -> tuple[Tensor, Tensor]:
-    """What `_one_by_one` gives, with all rows to the end; a look at which have ended is all that waits for a GPU."""
+    """The result of `_one_by_one`, with all rows kept to the end; only the check for ended rows waits for a GPU."""
     for step in range(1, steps):
         if step % LOOK_EVERY.get(batch.live.device.type, 1) == 0 and not bool(batch.live.any()):
             break
@@ -222,10 +223,10 @@ def _by_lookup(
     sampling: Sampling,
     eot_id: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `_one_by_one` gives, in fewer forwards, and how many (N,); `text` holds prompts that end at `starts`.
+    """The result of `_one_by_one` in fewer forwards, and their number (N,); `text` has prompts that end at `starts`.
 
-    A forward takes a row's last token and a guess at those that follow. Every place then draws with its own uniform, so
-    what is drawn after right guesses is what decoding one by one draws; what follows a wrong guess is drawn again.
+    A forward takes a row's last token and a guess at those that follow. Every position then draws with its own uniform,
+    so tokens after right guesses are those that decoding one by one draws; tokens after a wrong guess are drawn again.
     """
     ahead = torch.arange(sampling.lookup + 1, device=logits.device)
     drawn = torch.full(text.shape, eot_id, device=logits.device)
@@ -262,7 +263,7 @@ def _by_lookup(
 
 
 def _checked_lengths(prompts: Sequence[Sequence[int]], n_positions: int) -> list[int]:
-    """The length in tokens of each prompt."""
+    """The length in tokens of each prompt. Raises: DataError for one that is empty or leaves no room."""
     lengths = [len(ids) for ids in prompts]
     for row, length in enumerate(lengths):
         if length == 0:
@@ -289,7 +290,7 @@ def _assemble(
     room: Int[Tensor, " n"],
     eot_id: int,
 ) -> Samples:
-    """Rows of prompt and completion; what was drawn after a row's end is dropped."""
+    """Rows of prompt and completion; tokens drawn after a row's end are dropped."""
     group_size = len(drawn) // len(prompt_tokens)
     starts = prompt_lengths.repeat_interleave(group_size)[:, None]
     ended = (drawn == eot_id).cumsum(1)

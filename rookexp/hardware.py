@@ -1,4 +1,4 @@
-"""Where the run computes: device, threads, the dtype that is faster there, and how many rows fit at a time."""
+"""Where a run computes: device, threads, the dtype that is faster there, micro-batch size, and memory in use."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ PROBE_REPEATS = 10
 PROBE_GAIN = 1.2  # bf16 must be this much faster to be worth its rounding
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # <malloc.h> of glibc
 KEPT_BYTES = (1 << 30, 1 << 25)  # 32 MiB is the most that an older glibc takes
-NEVER = -1  # as M_TRIM_THRESHOLD: however much is free
+NEVER = -1  # for M_TRIM_THRESHOLD: however much is free
 GIB = 1 << 30
-SIZES, GPU_SIZES = (24, 1024), (64, 8192)  # micro-batch and head chunk where none is given
-CLEAR_REFS = Path("/proc/self/clear_refs")  # Linux: 5 makes the peak what is resident now
+SIZES, GPU_SIZES = (24, 1024), (64, 8192)  # default micro-batch (rows) and head chunk (tokens)
+CLEAR_REFS = Path("/proc/self/clear_refs")  # Linux: writing 5 resets the peak to what is resident
 CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
@@ -39,17 +39,17 @@ class Memory(Protocol):
 
     @property
     def limit(self) -> int:
-        """What this process may have."""
+        """The most that this process may use."""
 
     def restart(self) -> None:
-        """Frees what is cached and begins to look for a new peak."""
+        """Frees cached memory and resets the peak."""
 
     def peak(self) -> int:
-        """The most that this process has had since then."""
+        """The most that this process has used since `restart`."""
 
 
 class Hardware:
-    """One device and its precision. Weights stay fp32; `autocast` lowers what is computed from them."""
+    """One device and its precision. Weights stay fp32; `autocast` lowers the precision of computing with them."""
 
     def __init__(
         self,
@@ -71,9 +71,9 @@ class Hardware:
         if keep_freed and self.device.type == "cpu":
             keep_freed_memory()
         if self.device.type == "cuda":
-            # cuDNN's attention makes a plan for every new shape, milliseconds each, and ours are all ragged.
+            # cuDNN's attention makes a plan for every new shape, milliseconds each, and ragged batches have many.
             torch.backends.cuda.enable_cudnn_sdp(False)
-            torch.set_float32_matmul_precision("highest")  # some images have TF32 stand for fp32
+            torch.set_float32_matmul_precision("highest")  # some images use TF32 for fp32
         self.precision = precision if precision != "auto" else fastest_precision(self.device.type)
         if decode == "cuda_graph" and self.device.type != "cuda":
             where = f"needs a CUDA GPU, and this run is on {self.device.type}"
@@ -93,7 +93,7 @@ class Hardware:
         self.memory_gib = memory_gib
 
     def placed(self, model: GPT2) -> GPT2:
-        """The model on this device, which from now on decodes as `decode` says."""
+        """The model, moved to this device and set to decode as `decode` says."""
         model = model.to(self.device)
         if self.decode == "cuda_graph":
             model.replays = Replays(CudaGraphs())
@@ -107,9 +107,9 @@ class Hardware:
         return context
 
     def memory(self) -> Memory:
-        """What watches the device's memory.
+        """A meter of the device's memory.
 
-        Raises: ConfigError where nothing tells a peak.
+        Raises: ConfigError if the platform does not report a peak.
         """
         given = None if self.memory_gib is None else int(self.memory_gib * GIB)
         if self.device.type == "cuda":
@@ -120,7 +120,7 @@ class Hardware:
         raise ConfigError(f"hardware.fit=true: nothing tells the peak of the memory of {where}; allowed: false")
 
     def describe(self) -> dict[str, str | int]:
-        """What a figure measured in this run depends on, for logs."""
+        """The hardware, precision and versions that this run's measurements depend on, for logs."""
         return {
             "device": self.device.type,
             "device_name": device_name(self.device),
@@ -132,7 +132,7 @@ class Hardware:
 
 
 class CudaMemory:
-    """The memory of a CUDA device that other processes leave; what the allocator holds, fragments included."""
+    """A CUDA device's memory; limit: what other processes leave; peak: what the allocator held, fragments included."""
 
     def __init__(self, device: torch.device, given: int | None) -> None:
         self.device = device
@@ -140,7 +140,7 @@ class CudaMemory:
         self.limit = left if given is None else given
 
     def restart(self) -> None:
-        """Gives cached blocks back, and those of an earlier run of this process."""
+        """Frees cached blocks, also those of an earlier run in this process, and resets the peak."""
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.device)
@@ -151,14 +151,14 @@ class CudaMemory:
 
 
 class CpuMemory:
-    """The resident set of this process on Linux; its limit is what is available to it, or its control group's."""
+    """The resident set of this process on Linux; its limit is the least of available memory and cgroup limits."""
 
     def __init__(self, given: int | None) -> None:
         available = kib("/proc/meminfo", "MemAvailable") + kib("/proc/self/status", "VmRSS")
         self.limit = min([available, *limits()]) if given is None else given
 
     def restart(self) -> None:
-        """Gives freed blocks back, those of an earlier run, too, and makes the peak what is resident now."""
+        """Returns freed blocks to the system, also those of an earlier run, and resets the peak to what is resident."""
         gc.collect()
         release_freed_memory()
         CLEAR_REFS.write_text("5", encoding="ascii")
@@ -169,19 +169,19 @@ class CpuMemory:
 
 
 def kib(path: str, name: str) -> int:
-    """A figure of a file of /proc that gives KiB, in bytes."""
+    """The entry `name` of a /proc file, which states it in KiB, in bytes."""
     lines = Path(path).read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024
 
 
 def limits() -> list[int]:
-    """The memory limits in bytes of this process's control group (a container, a job) and of all above it, if any."""
+    """The memory limits in bytes of this process's control group (a container, a job) and its ancestors, if any."""
     texts = [path.read_text(encoding="utf-8").strip() for path in limit_files() if path.is_file()]
     return [int(text) for text in texts if text != "max"]
 
 
 def limit_files() -> Iterator[Path]:
-    """Where a limit may stand, in versions 1 and 2 of control groups, from the innermost group to the root."""
+    """Files that may state a limit, in versions 1 and 2 of control groups, from the innermost group to the root."""
     lines = OWN_CGROUPS.read_text(encoding="utf-8").splitlines() if OWN_CGROUPS.is_file() else []
     for line in lines:
         _, controllers, name = line.split(":", 2)
@@ -194,9 +194,9 @@ def limit_files() -> Iterator[Path]:
 
 
 def find_device(device: str) -> str:
-    """`device`, or for `auto` the first of cuda, mps and cpu that is here.
+    """`device`, or for `auto` the first available of cuda, mps and cpu.
 
-    Raises: ConfigError when the named device is not here.
+    Raises: ConfigError if the named device is not available.
     """
     here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if device == "auto":
@@ -208,11 +208,11 @@ def find_device(device: str) -> str:
 
 
 def fastest_precision(device_type: str) -> Literal["fp32", "bf16"]:
-    """`bf16` where the device computes it natively: asked of CUDA and of a CPU, there measured, too; `fp32` on MPS."""
+    """`bf16` if CUDA reports native support, or if a CPU does and is measured to be faster; else, as on MPS, `fp32`."""
     if device_type == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     if device_type == "cpu":
-        # Without the instructions no moment at which the machine is busy may look as if it had them.
+        # Timed only if it has the instructions: on a busy machine, a timing alone could look as if it had them.
         return "bf16" if cpu_has_bf16() and cpu_bf16_speedup() > PROBE_GAIN else "fp32"
     return "fp32"
 
@@ -224,9 +224,9 @@ def cpu_has_bf16() -> bool:
 
 @functools.cache
 def cpu_bf16_speedup() -> float:
-    """Seconds of an fp32 product over seconds of a bf16 one on this CPU, best of a few each, in turns; once a process.
+    """Time of an fp32 product over that of a bf16 one on this CPU, best of a few in alternation; cached per process.
 
-    `cpu_has_bf16` alone would not do: some CPUs have the instructions and no faster kernels.
+    `cpu_has_bf16` alone does not suffice: some CPUs have the instructions but no faster kernels.
     """
     m, k, n = PROBE_SIZE
     best = dict.fromkeys((torch.float32, torch.bfloat16), math.inf)
@@ -241,7 +241,7 @@ def cpu_bf16_speedup() -> float:
 
 
 def keep_freed_memory() -> bool:
-    """Has glibc keep large freed blocks of this process for the next tensors; False where there is no glibc to ask."""
+    """Makes glibc keep large freed blocks of this process for the next tensors; False without glibc on Linux."""
     # By default a block above 32 MiB goes back to the system when it is freed, and so does the end of the heap, and the
     # next step pays for every page anew: at 124 M parameters more than half of the head's time.
     if sys.platform != "linux":
@@ -254,7 +254,7 @@ def keep_freed_memory() -> bool:
 
 
 def release_freed_memory() -> bool:
-    """Has glibc give all freed blocks of this process back to the system; False where there were none, or no glibc."""
+    """Makes glibc return all freed blocks of this process to the system; False if there were none, or no glibc."""
     try:
         return bool(ctypes.CDLL(None).malloc_trim(0))
     except (OSError, AttributeError):  # another C library

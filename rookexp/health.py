@@ -1,4 +1,4 @@
-"""A run's metrics read as a doctor would: one plain line when one of them leaves its healthy range."""
+"""Watches a run's metrics: prints one plain line when one of them leaves its healthy range."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Symptom:
     metric: str  # its name
     what: str  # a share of what
     advice: str  # what it usually means, and the one thing to try
-    steps: int = 1  # so many of its last values have a median, which is looked at
+    steps: int = 1  # how many of its latest values the compared median is over
 
 
 SYMPTOMS = {
@@ -70,14 +70,14 @@ SYMPTOMS = {
 
 @dataclass(slots=True)
 class Episodes:
-    """How often something went wrong anew."""
+    """Counts the episodes in which something was wrong."""
 
-    calm_looks: int  # looks without a finding, in a row, that end an episode
+    calm_looks: int  # consecutive looks without a finding that end an episode
     count: int = 0  # episodes so far
-    left: int = 0  # looks that the present episode still needs to end; 0: there is none
+    left: int = 0  # such looks that the current episode still needs to end; 0: there is none
 
     def begins(self, wrong: bool) -> bool:
-        """Takes in one more look; True if an episode begins with it."""
+        """Records one more look; True if an episode begins with it."""
         anew = wrong and not self.left
         self.count += anew
         self.left = self.calm_looks if wrong else max(0, self.left - 1)
@@ -85,21 +85,21 @@ class Episodes:
 
 
 class HealthTracker(Tracker):
-    """Says on standard error when a metric is beyond its limit; the summary counts it as `health: {name: episodes}`.
+    """Warns on standard error when a metric is beyond its limit; the summary counts it as `health: {name: episodes}`.
 
-    An episode begins with the first step beyond the limit, which is said in one line, and ends after `calm_steps`
-    steps in a row within it; steps that do not log the metric do not count. In the summary a name has a number, 0 or
+    An episode begins with the first step beyond the limit, which prints one line, and ends after `calm_steps`
+    consecutive steps within it; steps that do not log the metric do not count. In the summary a name has a number, 0 or
     more, once its metric was seen.
 
-    The entropy's limit is `entropy_share` of its first value; steps that ask other tasks have a first value of their
-    own, for A answers have a hundredth of the entropy of P answers from the start. The KL share is the median of its
-    last `kl_share_steps` values, the wait for a core that of its last 3. `clip_frac` is looked at only where a batch
-    has one update: its ratios are 1, so the limit is 0 and no setting; `sampler_nats` limits what makes them differ
-    from 1, and sees it in bf16, too. `kl_rise_nats` limits how far KL(policy || reference) rises from one step to the
-    next, where both ask the same tasks. Of the gradient only the shares of divergence and entropy are looked at.
+    The entropy's limit is `entropy_share` of its first value, which is kept for each set of tasks that a step has,
+    because A answers have a hundredth of the entropy of P answers from the start. The KL share is the median of its
+    last `kl_share_steps` values, the wait for a core that of its last 3. `clip_frac` is checked only if a batch has one
+    update: its ratios are 1, so the limit is always 0; `sampler_nats` limits the error that makes them differ
+    from 1, and detects it in bf16, too. `kl_rise_nats` limits how far KL(policy || reference) rises from one step to
+    the next, if both have the same tasks. Of the gradient only the shares of divergence and entropy are checked.
 
     Nothing is saved: a resumed run begins with no episode and no count, and its first entropy is that of its own
-    first step. `trackers` are told the summary; those that join the sequence later are, too.
+    first step. `trackers` receive the summary, also those that join the sequence later.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class HealthTracker(Tracker):
         self._limits = {"dead_groups": dead_groups, "truncated": truncated, "identical": identical}
         self._limits |= {"kl_gradient": grad_share, "entropy_gradient": grad_share}
         self._limits["core_wait"] = core_wait
-        self._values: dict[str, deque[float]] = {}  # of each symptom, the last ones
+        self._values: dict[str, deque[float]] = {}  # the latest, by name in SYMPTOMS
         self._first_entropies: dict[frozenset[str], float] = {}  # by the tasks of the step, as its metrics name them
         self._last_kl: dict[frozenset[str], float] = {}  # of the last step, by its tasks
         self._kl_shares: deque[float] = deque(maxlen=kl_share_steps)
@@ -150,7 +150,7 @@ class HealthTracker(Tracker):
                 tracker.summary({"health": counts})
 
     def _looks(self, seen: Mapping[str, float]) -> Iterator[tuple[str, bool, str]]:
-        """Of each thing that the step's finite metrics tell of: name, whether it is wrong, and the line about it."""
+        """For each check that the step's finite metrics allow: its name, whether it fails, and the line about it."""
         for name, limit in self._limits.items():
             symptom = SYMPTOMS[name]
             if (value := seen.get(symptom.metric)) is not None:

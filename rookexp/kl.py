@@ -3,9 +3,9 @@
 Here forward is KL(policy || reference), reverse is KL(reference || policy); much of the literature swaps the words.
 At temperature T both distributions are softmax(z / T): the regulariser is the divergence of what is sampled.
 
-What an estimator measures is not what it optimises. "As a loss" below speaks of its expected gradient at one visited
-context, for tokens sampled from the whole policy (no top_k, no top_p) that is updated. No loss on tokens, not even an
-exact one, sees how the policy changes which contexts are visited; a term in the reward does.
+What an estimator measures is not what it optimises. "As a loss" below refers to its expected gradient at one visited
+context, for tokens sampled without top_k or top_p from the policy that is updated. No loss on tokens, not even an
+exact one, accounts for how the policy changes which contexts are visited; a term in the reward does.
 Source: Schulman 2020, "Approximating KL divergence"; gradients: arXiv 2506.09477, 2510.01555, 2512.21852.
 """
 
@@ -61,8 +61,8 @@ def k1(
     """x in nats; signed; its mean over samples is KL(policy || reference).
 
     As a loss it optimises nothing: the expected gradient is 0 and only noise is left. In the reward, detached and
-    times -beta, it is the one estimator that optimises KL(policy || reference), and that of whole completions where a
-    token is paid what follows it, too. Source: Schulman 2020, "Approximating KL divergence".
+    times -beta, it is the one estimator that optimises KL(policy || reference); if a token is also credited with the
+    rewards after it, the KL of whole completions. Source: Schulman 2020, "Approximating KL divergence".
     """
     return logprobs - ref_logprobs
 
@@ -70,9 +70,9 @@ def k1(
 def k2(
     logprobs: Float[Tensor, " m"], ref_logprobs: Float[Tensor, " m"], old: Float[Tensor, " m"]
 ) -> Float[Tensor, " m"]:
-    """x^2 / 2 in nats; >= 0; near KL(policy || reference) where the two are near, biased elsewhere.
+    """x^2 / 2 in nats; >= 0; close to KL(policy || reference) if the two are close, biased otherwise.
 
-    As a loss it optimises KL(policy || reference), biased though its value is. Source: as k1.
+    As a loss it optimises KL(policy || reference), although its value is biased. Source: as k1.
     """
     return (logprobs - ref_logprobs).square() / 2
 
@@ -83,9 +83,9 @@ def k3(
     """exp(-x) - 1 + x in nats; >= 0; its mean over samples is KL(policy || reference).
 
     As a loss it optimises the other direction, KL(reference || policy). In the reward its pull is
-    grad KL(policy || reference) - grad KL(reference || policy), which around the reference is none to first order.
+    grad KL(policy || reference) - grad KL(reference || policy), which vanishes to first order around the reference.
     Nothing is clamped: a token e^50 times likelier under the reference costs e^50, in value and in gradient. Float32
-    ends at x = -88.7: below, both are infinite, and the trainer refuses a step whose gradient is.
+    overflows at x = -88.7: below, both are infinite, and the trainer refuses a step with an infinite gradient.
     Source: as k1; as GRPO's loss: Shao et al. 2024 (arXiv 2402.03300), eq. 4.
     """
     minus_x = ref_logprobs - logprobs
@@ -95,10 +95,10 @@ def k3(
 def absolute(
     logprobs: Float[Tensor, " m"], ref_logprobs: Float[Tensor, " m"], old: Float[Tensor, " m"]
 ) -> Float[Tensor, " m"]:
-    """|x| in nats; >= 0; its mean over samples is no divergence but a bound: at least KL(policy || reference).
+    """|x| in nats; >= 0; its mean over samples is no divergence but an upper bound of KL(policy || reference).
 
     As a loss it optimises sum_v |p - q|, twice the total variation: a token pulls as hard near the reference as far
-    from it, which leaves noise where the other losses rest.
+    from it, which leaves noise where the other losses come to rest.
     """
     return (logprobs - ref_logprobs).abs()
 
@@ -106,11 +106,11 @@ def absolute(
 def ratio_k3(
     logprobs: Float[Tensor, " m"], ref_logprobs: Float[Tensor, " m"], old: Float[Tensor, " m"]
 ) -> Float[Tensor, " m"]:
-    """rho k3 with the ratio rho = exp(logprobs - old), which has a gradient; in nats; >= 0.
+    """rho k3 with the ratio rho = exp(logprobs - old), which is differentiated too; in nats; >= 0.
 
-    Over samples of `old`, the policy that sampled, its mean is KL(policy || reference), and as a loss it optimises
-    just that, after several updates of a batch, too. Where rho is 1 its gradient is k2's at every token; the range of
-    numbers is k3's. Source: DeepSeek-AI 2025 (arXiv 2512.02556), section 3.1.
+    Over samples from `old`, the policy that sampled, its mean is KL(policy || reference), and as a loss it optimises
+    exactly that, also after several updates of a batch. Where rho is 1 its gradient is k2's at every token; its
+    numerical range is k3's. Source: DeepSeek-AI 2025 (arXiv 2512.02556), section 3.1.
     """
     return (logprobs - old).exp() * k3(logprobs, ref_logprobs, old)
 
@@ -118,7 +118,7 @@ def ratio_k3(
 def legacy_sampled(
     logprobs: Float[Tensor, " m"], ref_logprobs: Float[Tensor, " m"], old: Float[Tensor, " m"]
 ) -> Float[Tensor, " m"]:
-    """p x with p = exp(logprobs), signed: wrong, and here only to compare with runs that were regularised so.
+    """p x with p = exp(logprobs), signed: wrong, and here only for comparison with runs that were regularised this way.
 
     A token is already drawn with probability p, so p counts twice: the mean is sum_v p^2 (log p - log q), which is no
     divergence and negative for some policies. As a loss its pull is sum_v p^2 (x + 1) grad log p, which does not
@@ -127,15 +127,15 @@ def legacy_sampled(
     return logprobs.exp() * (logprobs - ref_logprobs)
 
 
-# ---- by word -------------------------------------------------------------------------------------------------------
+# ---- by name -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Exact:
-    """A divergence that needs both distributions whole."""
+    """A divergence that needs both whole distributions."""
 
     formula: Callable[[Tensor, Tensor], Tensor]  # (log p, log q), each (..., V), to (...)
-    shares: ops.Divergence  # the same, as `ops.token_stats` computes it
+    shares: ops.Divergence  # the same, as the weights of forward and reverse KL in `ops.token_stats`
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,17 +7,17 @@ import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor
 
-LAST = 8  # tokens at a row's end that a place is compared with
+LAST = 8  # tokens at a row's end that are compared with those before each earlier position
 
 
 def guess(text: Int[Tensor, "n w"], lengths: Int[Tensor, " n"], count: int) -> Int[Tensor, "n c"]:
-    """`count` tokens a row that may follow its first `lengths`: those after the place whose last tokens are most alike.
+    """`count` tokens per row that may follow its first `lengths`: those after the place whose past matches best.
 
-    The last token weighs 8, the one before it 7, and so on, so a copy with one token changed goes on where it was, and
-    one that has shifted is found again soon; of places alike the latest. What stands after `lengths` is not read: the
-    guess repeats itself from there.
+    A match of the last token weighs 8, of the one before it 7, and so on, so a copy with one token changed continues in
+    place, and one that has shifted is soon found again; ties go to the latest position. Tokens after `lengths` are not
+    read: a guess that reaches them repeats itself from its start.
 
-    Source: after Saxena 2023, prompt lookup decoding, which looks for the last tokens without a change among them.
+    Source: after Saxena 2023, prompt lookup decoding, which searches for an exact match of the last tokens.
     """
     columns = torch.arange(text.shape[1], device=text.device)
     back = torch.arange(LAST, 0, -1, device=text.device)

@@ -1,12 +1,12 @@
 """Policy losses: what each completion token adds to the loss, and which tokens a clip held back.
 
 A loss is an object that maps flat tokens, padding left out, to the loss of each; `ops.weighted_sum` with the weights
-of an aggregation adds them up. ratio = exp(logprobs - old), both at the sampling temperature. Where the ratio is 1 a
-token of weight w has the gradient -w A grad logprobs, whatever the loss (Luspo: n times that, n its row's tokens), as
+of an aggregation adds them up. ratio = exp(logprobs - old), both at the sampling temperature. Where the ratio is 1, a
+token of weight w has the gradient -w A grad logprobs under any loss (Luspo: n times that, n its row's tokens), as
 long as the tokens of a row share weight and advantage.
 
-No log-ratio is clamped but where a formula says so. A ratio is at most 1 / the probability that its token was sampled
-with, a token of probability exp(-50) is never sampled, and float32 holds exp(88). With A > 0 every loss is bounded,
+No log-ratio is clamped unless a formula says so: a ratio is at most 1 / the probability with which its token was
+sampled, a token of probability exp(-50) is never sampled, and float32 holds exp(88). With A > 0 every loss is bounded,
 whatever the ratio. With A < 0 Clip, Gspo, GspoToken, Luspo and Gmpo grow in proportion to it, as PPO does.
 """
 
@@ -23,7 +23,7 @@ from torch import Tensor
 from rookexp.errors import ConfigError
 
 PerToken = Float[Tensor, " m"]  # a number at each of M completion tokens
-RowOfToken = Int[Tensor, " m"]  # the number of each token's row, in any order; all tokens of a row in one call
+RowOfToken = Int[Tensor, " m"]  # each token's row number, in any order; all tokens of a row are in one call
 Flags = dict[str, PerToken]  # a metric's name, and 0 or 1 at each token
 
 
@@ -31,7 +31,7 @@ Flags = dict[str, PerToken]  # a metric's name, and 0 or 1 at each token
 class PolicyLoss(Protocol):
     """What the objective minimises besides divergence and entropy."""
 
-    whole_rows: bool  # the ratio is a row's, so that its tokens must share one advantage
+    whole_rows: bool  # True: the ratio is a row's, so its tokens must share one advantage
 
     def __call__(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> PerToken:
         """The loss of each token, to be minimised; a row's loss stands at every token of the row."""
@@ -58,7 +58,7 @@ class Clip:
         self.low, self.high = 1 - clip_low, 1 + clip_high
 
     def ratio(self, logprobs: PerToken, old: PerToken, row: RowOfToken) -> PerToken:
-        """What is clipped, at each token."""
+        """The ratio that is clipped, at each token."""
         return (logprobs - old).exp()
 
     def __call__(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> PerToken:
@@ -66,7 +66,7 @@ class Clip:
         return -torch.minimum(ratio * advantages, ratio.clamp(self.low, self.high) * advantages)
 
     def clip_flags(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> Flags:
-        """As `PolicyLoss` has it; a row's ratio sets the flag of all its tokens."""
+        """As in `PolicyLoss`; a row's ratio sets the flags of all its tokens."""
         return _clip_flags(self.ratio(logprobs.detach(), old, row), advantages, self.low, self.high, self.cap)
 
 
@@ -92,7 +92,7 @@ class DualClip(Clip):
 
 
 class TwoSided(DualClip):
-    """-min(min(ratio, delta) A, clip(ratio, 1 - clip_low, 1 + clip_high) A): `DualClip` with delta for its cap.
+    """-min(min(ratio, delta) A, clip(ratio, 1 - clip_low, 1 + clip_high) A): `DualClip` with delta as the cap.
 
     Raises: ConfigError when delta is not above 1 + clip_high. Source: Prime Intellect 2025 (arXiv 2505.07291).
     """
@@ -126,7 +126,7 @@ class Gspo(Clip):
 class GspoToken(Gspo):
     """`Gspo` with sg(s) ratio / sg(ratio) for s: the same value, and the gradient -A s grad logprobs at each token.
 
-    So the tokens of a row may have advantages of their own; where they share one, the row's gradient is Gspo's.
+    So the tokens of a row may have different advantages; if they share one, the row's gradient is Gspo's.
     Source: Zheng et al. 2025 (arXiv 2507.18071), section on GSPO-token.
     """
 
@@ -168,7 +168,7 @@ class Cispo:
         return -weight * advantages * logprobs
 
     def clip_flags(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> Flags:
-        """As `PolicyLoss` has it; any: the tokens whose weight was clipped."""
+        """As in `PolicyLoss`; any: the tokens whose weight was clipped."""
         return _clip_flags((logprobs.detach() - old).exp(), advantages, self.low, self.high)
 
 
@@ -191,7 +191,7 @@ class Gmpo:
         return -_row_mean(torch.where(advantages > 0, above, below), row).exp() * advantages
 
     def clip_flags(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> Flags:
-        """As `PolicyLoss` has it, of each token's own ratio."""
+        """As in `PolicyLoss`, of each token's own ratio."""
         return _clip_flags(logprobs.detach() - old, advantages, -self.log_clip, self.log_clip)
 
 
@@ -199,12 +199,12 @@ class Unclipped:
     """A loss that has no clip to report."""
 
     def clip_flags(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> Flags:
-        """{}."""
+        """{}: nothing is clipped."""
         return {}
 
 
 class Reinforce(Unclipped):
-    """-A logprobs: the policy gradient as it is; `old` does not enter. Source: Williams 1992."""
+    """-A logprobs: the plain policy gradient; `old` is unused. Source: Williams 1992."""
 
     whole_rows = False
 

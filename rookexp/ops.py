@@ -12,11 +12,11 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-# What counts as a divergence: so much of KL(policy || reference), and so much of KL(reference || policy).
+# A divergence, as the weights of KL(policy || reference) and of KL(reference || policy) in it.
 Divergence = tuple[float, float]
-# Logits of a CPU that are worked on at a time, in float32: a dozen passes go over them, which then find them in its
-# cache, and what is freed is used again. An update at the vocabulary of GPT-2 takes 0.97 of the time of whole chunks;
-# where `hardware.keep_freed` is off, or cannot be had, these statistics take 0.4.
+# Logits, as float32, that a CPU works on at a time: a dozen passes go over them, which then find them in its cache,
+# and freed memory is reused. With GPT-2's vocabulary an update takes 0.97 of the time of whole chunks; if
+# `hardware.keep_freed` is off, or unavailable, these statistics take 0.4.
 CACHED_BYTES = 2 << 20
 
 
@@ -24,18 +24,18 @@ CACHED_BYTES = 2 << 20
 class ReferenceStats:
     """How far the policy is from the reference at M tokens, at the same temperature, in nats."""
 
-    kl: Float[Tensor, " m"]  # the divergence that was asked for, exact over the vocabulary
+    kl: Float[Tensor, " m"]  # the requested divergence, exact over the vocabulary
     logprobs: Float[Tensor, " m"]  # the reference's log-prob of each target, without a gradient
     forward_kl: Float[Tensor, " m"]  # exact KL(policy || reference), without a gradient
 
 
 @dataclass(frozen=True, slots=True)
 class TokenStats:
-    """What the policy softmax(z / temperature) says at M tokens."""
+    """Statistics of the policy softmax(z / temperature) at M tokens."""
 
     logprobs: Float[Tensor, " m"]  # log-prob of each target, nats
     entropy: Float[Tensor, " m"]  # exact entropy over the vocabulary, nats, in [0, log V]
-    ref: ReferenceStats | None  # None: no divergence was asked for
+    ref: ReferenceStats | None  # None: no divergence was requested
 
 
 def token_stats(
@@ -51,13 +51,13 @@ def token_stats(
 ) -> TokenStats:
     """Log-probs, entropies and divergences of M tokens from hidden states, in chunks of `chunk` tokens.
 
-    The policy is softmax(hidden @ head_weight.T / temperature), and so is the reference: one temperature (> 0) a row
-    serves sampling, ratio, entropy and divergence. Logits of at most `chunk` tokens exist at a time: in forward, and
-    recomputed in backward, but for the last chunk, which waits for it; so up to `chunk` tokens go through the head
-    once. Products and their logits have the autocast dtype, everything after them at least float32, and the head's
-    gradient is summed over chunks in at least float32. An output that the loss does not use costs no backward: detach
-    `entropy` or `kl` when they are only metrics. The reference never gets a gradient; with `divergence` None it is
-    never touched.
+    The policy is softmax(hidden @ head_weight.T / temperature), and so is the reference: one temperature (> 0) per
+    token serves sampling, ratio, entropy and divergence. Logits of at most `chunk` tokens exist at a time: in forward,
+    and recomputed in backward, except for the last chunk, which is kept for it; so up to `chunk` tokens go through the
+    head only once. Products and their logits have the autocast dtype, everything after them at least float32, and the
+    head's gradient is summed over chunks in at least float32. An output that the loss does not use costs no backward:
+    detach `entropy` or `kl` if they are only metrics. The reference never gets a gradient; with `divergence` None it
+    is not used.
     """
     logprobs, entropy, *ref = _TokenStats.apply(
         hidden, head_weight, targets, temperature, divergence, ref_hidden, ref_head_weight, chunk
@@ -71,7 +71,7 @@ def zero_outside(x: Float[Tensor, "*n"], mask: Bool[Tensor, "*n"]) -> Float[Tens
 
 
 def predicted(x: Shaped[Tensor, "n t"], at: Int[Tensor, " m"]) -> Shaped[Tensor, " m"]:
-    """What stands at the tokens that the positions `at` of the flattened (N, T - 1) predict."""
+    """The entries of `x` at the tokens that the positions `at` of the flattened (N, T - 1) predict."""
     return x[:, 1:].flatten()[at]
 
 
@@ -81,7 +81,7 @@ def weighted_sum(x: Float[Tensor, "*n"], weights: Float[Tensor, "*n"]) -> Float[
 
 
 def parts(count: int, size: int) -> list[slice]:
-    """0..count in as few slices of at most `size` >= 1 as there can be, none more than 1 longer than another."""
+    """range(count) in as few slices of at most `size` >= 1 as possible, whose lengths differ by at most 1."""
     number = -(-count // size)
     return [slice(count * i // number, count * (i + 1) // number) for i in range(number)]
 
@@ -96,7 +96,7 @@ def seed_of(*parts: int | str) -> int:
 
 
 class _TokenStats(torch.autograd.Function):
-    """`token_stats`; its own backward, because checkpointing would sum the head's gradient in bf16 and keep more."""
+    """`token_stats` with its own backward: checkpointing would sum the head's gradient in bf16 and keep more."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor | None, ...]:
@@ -113,9 +113,9 @@ class _TokenStats(torch.autograd.Function):
         logprobs, entropy, kl, ref_logprobs, forward_kl, shift = stats
         norms = stats.new_empty(2, 2, len(hidden), 1)  # of the policy and of the reference: see `_softmax`
         z = y = None
-        with torch.autocast(device, enabled=False):  # which would compute dot products in its own dtype, these, too
+        with torch.autocast(device, enabled=False):  # autocast would also compute these dot products in its own dtype
             for rows in parts(len(hidden), chunk):
-                z = y = None  # freed before others are there
+                z = y = None  # freed before the next are allocated
                 z = _logits(hidden[rows], weight)  # (C, V)
                 y = None if divergence is None else _logits(ref_hidden[rows], ref_weight)
                 for few, of in _cached(rows, z):
@@ -126,14 +126,14 @@ class _TokenStats(torch.autograd.Function):
                     if y is not None:
                         ref_x, q, norms[1, :, few] = _softmax(y[of], temperature[few])
                         ref_logprobs[few] = ref_x.gather(1, targets[few, None])[:, 0] - norms[1, 1, few, 0].log()
-                        apart = x.sub_(ref_x)  # log p - log q, but for a shift
+                        apart = x.sub_(ref_x)  # log p - log q, up to a shift
                         shift[few] = _shift(p, q, norms[:, 1, few, 0])
                         forward_kl[few] = (torch.linalg.vecdot(p, apart) - shift[few]).clamp(min=0)
                         kl[few] = divergence[0] * forward_kl[few]
                         if divergence[1]:
                             kl[few] -= divergence[1] * (torch.linalg.vecdot(q, apart) - shift[few]).clamp(max=0)
-        # Backward begins with the last chunk: kept till then it is not computed again, and the most that is alive at a
-        # time is what it is anyway.
+        # Backward begins with the last chunk: keeping its logits saves computing them again, and the peak memory is
+        # the same.
         ctx.last = z, y
         ctx.save_for_backward(hidden, head_weight, targets, temperature, ref_hidden, ref_head_weight, stats, norms)
         ctx.mark_non_differentiable(ref_logprobs, forward_kl)
@@ -151,16 +151,16 @@ class _TokenStats(torch.autograd.Function):
         weight_grad = torch.zeros_like(head_weight, dtype=stats.dtype) if ctx.needs_input_grad[1] else None
         hidden_grad = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         z, y = ctx.last
-        ctx.last = None, None  # a second backward of the same graph computes it again
+        ctx.last = None, None  # a second backward of the same graph computes them again
         for rows in reversed(parts(len(hidden), ctx.chunk)):
-            z = _logits(hidden[rows], weight) if z is None else z  # (C, V), in the end its gradient
+            z = _logits(hidden[rows], weight) if z is None else z  # (C, V), overwritten by its gradient
             if kl_grad is not None:
                 y = _logits(ref_hidden[rows], ref_weight) if y is None else y
             for few, of in _cached(rows, z):
                 (top, ref_top), (total, ref_total) = norms[:, :, few].unbind(1)  # (C, 1) each
                 x = _tempered(z[of], temperature[few]).sub_(top)
                 p = x.exp().div_(total)
-                pull = torch.zeros_like(x)  # (C, V), what p is multiplied with
+                pull = torch.zeros_like(x)  # (C, V), the factor of p in the gradient
                 if kl_grad is not None:
                     ref_x = _tempered(y[of], temperature[few]).sub_(ref_top)
                     apart = (x - ref_x).sub_(shift[few] + forward_kl[few])
@@ -193,7 +193,7 @@ def _logits(hidden: Tensor, weight: Tensor) -> Tensor:
 
 
 def _cached(rows: slice, logits: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Few rows at a time: their places among all tokens, and in the `logits` of the chunk `rows`."""
+    """Slices of a few rows at a time: their places among all tokens, and in the `logits` of the chunk `rows`."""
     size = len(logits) if logits.device.type != "cpu" else max(1, CACHED_BYTES // (4 * logits.shape[1]))
     for part in parts(len(logits), size):
         yield slice(rows.start + part.start, rows.start + part.stop), part
@@ -205,7 +205,7 @@ def _tempered(logits: Tensor, temperature: Tensor) -> Tensor:
 
 
 def _softmax(logits: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The tempered logits less their highest, x (C, V), the probabilities, and that highest and sum exp x (2, C, 1)."""
+    """x = tempered logits minus their maximum, (C, V); the probabilities; that maximum and sum exp x, (2, C, 1)."""
     x = _tempered(logits, temperature)
     top = x.amax(1, keepdim=True)
     p = x.sub_(top).exp()
@@ -214,10 +214,10 @@ def _softmax(logits: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 
 def _shift(p: Tensor, q: Tensor, totals: Tensor) -> Tensor:
-    """log (total of p / total of q) for `totals` (2, C), to the precision of p - q, as a divergence of 1e-7 nats needs.
+    """log (total of p / total of q) for `totals` (2, C), as precise as p - q, which a divergence of 1e-7 nats needs.
 
-    The difference of two logs would round by the size of these. And a total has rounded, too, so that p and q sum to 1
-    only nearly, which p - q sums to.
+    The difference of two logs would have a rounding error of their size. The totals are rounded, too, so p and q sum
+    only nearly to 1; the sum of p - q corrects for that.
     """
     total, ref_total = totals
     return ((total - ref_total) / ref_total).log1p() + (p - q).sum(1)

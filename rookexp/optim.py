@@ -1,4 +1,4 @@
-"""Optimizers: their settings, and how they are made from them; the trainer alone calls one."""
+"""Optimizers: their settings, and how they are built from them; only the trainer calls one."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from annotated_types import Ge, Gt, Len, Lt
 from jaxtyping import Float
 from torch import Tensor, nn
 
-NEWTON_SCHULZ = (3.4445, -4.775, 2.0315)  # of the quintic; Jordan et al. 2024
+NEWTON_SCHULZ = (3.4445, -4.775, 2.0315)  # coefficients of the quintic; Jordan et al. 2024
 NEWTON_SCHULZ_STEPS = 5
-WRAPPED = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")  # besides step
+WRAPPED = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")  # methods that torch wraps, besides step
 
 Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
 
 
 class Schedule(Protocol):
-    """A learning rate's course."""
+    """A learning-rate schedule."""
 
     def factor(self, step: int) -> float:
-        """The factor of the base rate at optimizer step `step`, counted from 0."""
+        """The factor of the base rate in all updates of step `step` of the training, counted from 0."""
         ...
 
 
 def uncompiled(optimizer: type[Kind]) -> type[Kind]:
-    """The same class under the same name, for runs that compile nothing.
+    """A subclass of the same name, without torch's wrappers, for runs that compile nothing.
 
-    torch keeps these methods of its own out of compiled code, and for that their first call imports the compiler,
-    with sympy and all: 2 s before the first step.
+    The wrappers keep the methods out of compiled code, and for that their first call imports the compiler, sympy
+    included: 2 s before the first step.
     """
     methods = {name: inspect.unwrap(getattr(optimizer, name)) for name in WRAPPED}
     methods["step"] = torch.no_grad()(inspect.unwrap(optimizer.step))
@@ -47,10 +47,10 @@ class AdamW:
     eps: Annotated[float, Gt(0)]  # added to the root of the second moment
     weight_decay: Annotated[float, Ge(0)]  # of matrices and embeddings; biases and norms never decay
     grad_clip: Annotated[float, Gt(0)]  # largest gradient norm; longer gradients are scaled down to it
-    schedule: Schedule  # the learning rate's course
+    schedule: Schedule  # the factor of the base rate over the steps
 
     def optimizer(self, model: nn.Module, heads: Mapping[nn.Module, float]) -> torch.optim.Optimizer:
-        """A new optimizer of the trainable parameters; fused where the device has such a kernel.
+        """A new optimizer of the trainable parameters; fused if the device has such a kernel.
 
         `heads` are trained beside the model, each at its own base rate and without decay.
         """
@@ -73,7 +73,7 @@ class Muon(AdamW):
     that an update is as long as AdamW's usually is and one learning rate suits both.
     """
 
-    momentum: Annotated[float, Ge(0), Lt(1)]  # decay of the gradients' running sum, used with Nesterov's look ahead
+    momentum: Annotated[float, Ge(0), Lt(1)]  # decay of the gradients' running sum, used with Nesterov's lookahead
 
     def optimizer(self, model: nn.Module, heads: Mapping[nn.Module, float]) -> torch.optim.Optimizer:
         """A new optimizer of the trainable parameters; `heads` as in AdamW."""
@@ -95,15 +95,15 @@ class MuonAdamW(torch.optim.Optimizer):
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:
         super().__init__(groups, {})
-        self._adamw = uncompiled(torch.optim.AdamW)([torch.empty(0)])  # of which only the step is used
+        self._adamw = uncompiled(torch.optim.AdamW)([torch.empty(0)])  # only its step is used
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy is made of; the base class names its own attributes alone."""
+        """The state that copies are made from; the base class lists only its own attributes."""
         return {**super().__getstate__(), "_adamw": self._adamw}
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One update; a gradient of None is no update."""
+        """One update; a parameter whose gradient is None is skipped."""
         muon, *others = self.param_groups
         for parameter in muon["params"]:
             if parameter.grad is None:
@@ -114,7 +114,7 @@ class MuonAdamW(torch.optim.Optimizer):
             update = orthogonalised(parameter.grad + muon["momentum"] * momentum)
             parameter.mul_(1 - muon["lr"] * muon["weight_decay"])
             parameter.sub_(update, alpha=muon["lr"] * 0.2 * max(update.shape) ** 0.5)
-        self._adamw.state, self._adamw.param_groups = self.state, others  # load_state_dict makes new ones
+        self._adamw.state, self._adamw.param_groups = self.state, others  # again, as load_state_dict replaces them
         self._adamw.step()
 
 

@@ -1,4 +1,4 @@
-"""How each kind of prompt is sampled: as the group grpo says, with the changes to that which the task has for it."""
+"""How each kind of prompt is sampled: as the group `grpo` says, with the task's overrides for that kind."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from rookexp.config import check
 from rookexp.errors import ConfigError
 from rookexp.generate import Sampling
 
-# Types of the keys; greedy rollouts would all be the same.
+# Types of the keys; temperature is above 0, as greedy rollouts of a prompt would all be the same.
 ALLOWED: dict[str, Any] = {**check.type_hints(Sampling), "temperature": Annotated[float, Gt(0)]}
 
 
 @runtime_checkable
 class Sampled(Protocol):
-    """A task that says for some kinds of its prompts how they are sampled."""
+    """A task with overrides of sampling for some kinds of its prompts."""
 
     @property
     def kinds(self) -> Sequence[str]:
-        """What `Prompt.task` may be."""
+        """The values that `Prompt.task` may have."""
 
     @property
     def sampling(self) -> Mapping[str, Mapping[str, float | None]]:
-        """Keys of `Sampling` and their values, by kind."""
+        """The overridden keys of `Sampling` with their values, by kind."""
 
 
 def shared_sampling(grpo: Mapping[str, Any]) -> Sampling:
-    """How all prompts are sampled whose kind says nothing else."""
+    """The sampling of all prompts whose kind has no overrides."""
     return Sampling(**{field.name: grpo[field.name] for field in fields(Sampling)})
 
 
 def own_sampling(task: Any, shared: Sampling) -> dict[str, Sampling]:
-    """How the kinds of prompt are sampled that are not sampled as all are: with the task's changes to that.
+    """The sampling of each kind of prompt that, by the task's overrides, is sampled differently from `shared`.
 
-    Raises: ConfigError for a kind that the task never asks, for a key or value that sampling does not take, and for
-    changes in a task inside another, which has the say.
+    Raises: ConfigError for a kind of prompt that the task never has, for a key or value that `Sampling` does not take,
+    and for overrides in a task inside a mix, of which only those of the mix count.
     """
     for name, inner in getattr(task, "tasks", {}).items():
         if kinds := own_sampling(inner, shared):
@@ -54,7 +54,7 @@ def own_sampling(task: Any, shared: Sampling) -> dict[str, Sampling]:
 
 
 def changed(shared: Sampling, key: str, changes: Mapping[str, Any]) -> Sampling:
-    """The sampling with some values changed.
+    """`shared` with some values changed.
 
     Raises: ConfigError naming the key below `key`, the value and what is allowed.
     """
@@ -64,7 +64,7 @@ def changed(shared: Sampling, key: str, changes: Mapping[str, Any]) -> Sampling:
 
 
 def own_lengths(own: Mapping[str, Sampling], shared: Sampling) -> dict[str, int]:
-    """The longest completions of the kinds of prompt that have another one than all, for their evaluation, too."""
+    """`max_new_tokens` of each kind of prompt where it differs from `shared`; it also holds in their evaluation."""
     lengths = {kind: sampling.max_new_tokens for kind, sampling in own.items()}
     return {kind: length for kind, length in lengths.items() if length != shared.max_new_tokens}
 
@@ -72,7 +72,7 @@ def own_lengths(own: Mapping[str, Sampling], shared: Sampling) -> dict[str, int]
 def limits(
     kind: str, shared: Sampling, own: Mapping[str, Sampling], evaluated: int, lengths: Mapping[str, int]
 ) -> dict[str, int]:
-    """The keys that limit a completion of the kind, in rollouts and evaluation, and the tokens they allow."""
+    """The config keys that limit a completion of `kind`, in rollouts and in evaluation, and the tokens they allow."""
     key = f"task.sampling.{kind}"
     found = {key: own[kind].max_new_tokens} if kind in own else {"grpo": shared.max_new_tokens}
     found |= {key: lengths[kind]} if kind in lengths else {"eval": evaluated}

@@ -1,4 +1,4 @@
-"""A move for a position: what the model's P answer says, read one way or the other, and a legal one instead."""
+"""Finds a move for a position: the one of the model's P answer, read in one of two ways, or a legal substitute."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rookexp.uci_protocol import Answer, Settings
 
 
 class Player:
-    """A model that is asked one position at a time."""
+    """A model that answers one position at a time."""
 
     def __init__(
         self,
@@ -32,17 +32,17 @@ class Player:
     def answer(
         self, fen: str, legal: Collection[str], settings: Settings, turn: int, stopped: Callable[[], bool]
     ) -> Answer:
-        """The move of the position `fen` among `legal`, which has one at least; `turn` varies what is sampled.
+        """The answer to the position `fen` with a move of `legal`, which is not empty; `turn` varies the random draws.
 
-        At temperature 0 it depends on the position alone, unless it was `stopped`.
+        At temperature 0 it depends on the position alone, unless it was `stopped` or its move is a random legal one.
         """
         prompt = chess_text.P_PROMPTS[settings.style or "bare"](fen)
         return choose(prompt + self.complete(prompt, settings, turn, stopped), legal, settings, turn)
 
     def complete(self, prompt: str, settings: Settings, turn: int, stopped: Callable[[], bool]) -> str:
-        """The model's completion of a prompt, which ends with the token that is being made when it is `stopped`.
+        """The model's completion of a prompt; once `stopped` returns True, it ends with the token being generated.
 
-        Raises: DataError when the model has too few positions for the prompt.
+        Raises: DataError if the model has too few positions for the prompt.
         """
         sampling = generate.Sampling(
             temperature=settings.temperature, top_k=None, top_p=None, max_new_tokens=settings.max_new_tokens
@@ -57,7 +57,7 @@ class Player:
 
 
 class Stoppable:
-    """A decoder that has nothing but the end of text to say once it was stopped; steps recorded on a GPU go on."""
+    """A decoder that only yields end-of-text once it is stopped; recorded GPU steps run on to the end."""
 
     def __init__(self, model: Any, stopped: Callable[[], bool], eot_id: int) -> None:
         self.model = model
@@ -68,12 +68,12 @@ class Stoppable:
         return getattr(self.model, name)
 
     def packed(self) -> Any:
-        """The model's faster copy, which can be stopped as well; without that where steps are recorded."""
+        """The model's packed copy, which can be stopped as well, unless its steps are recorded."""
         packed = self.model.packed()
         return packed if self.model.replays is not None else Stoppable(packed, self.stopped, self.eot_id)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The model's, or those of the end of text."""
+        """The model's logits; once stopped, -inf for every token but end-of-text."""
         logits: Tensor = self.model.logits(hidden)
         if self.stopped():
             logits.fill_(-float("inf"))[..., self.eot_id] = 0.0
@@ -81,7 +81,7 @@ class Stoppable:
 
 
 def choose(text: str, legal: Collection[str], settings: Settings, turn: int) -> Answer:
-    """The answer that a whole P document gives, its move in `legal` whatever the document says."""
+    """The answer in a whole P document; its move is in `legal`, whatever the document says."""
     parsed = chess_text.parse_p(text)
     pairs = (parsed.pairs() if parsed else None) or []
     ranked = sorted(pairs, key=lambda pair: -pair[1])
@@ -99,6 +99,6 @@ def choose(text: str, legal: Collection[str], settings: Settings, turn: int) -> 
             instead = "any legal move"
         said = "no move" if wanted is None else f"{wanted}, which cannot be played"
         instead = f"{said}: {move} instead, {instead}"
-    evals = {m: chess_text.pawns_to_cp(pawns) for m, pawns in reversed(ranked) if m in legal}  # the highest of a move
+    evals = {m: chess_text.pawns_to_cp(pawns) for m, pawns in reversed(ranked) if m in legal}  # a move's highest
     others = sorted((m for m in evals if m != move), key=lambda m: -evals[m])
     return Answer(move=move, lines=tuple((m, evals.get(m)) for m in [move, *others]), instead=instead)

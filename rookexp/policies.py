@@ -1,4 +1,4 @@
-"""What the options of conf/model build: a GPT-2 and its tokenizer, from files or from nothing."""
+"""What the options of conf/model build: a GPT-2 and its tokenizer, from files or newly made."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from rookexp.run_folder import run_info, runs
 from rookexp.tokenizers import Tokenizer
 from rookexp.types import Prompt
 
-EMBEDDING_STD = 0.02  # GPT-2's
-PROBED, PROBE_TOKENS = 4, 160  # prompts of each kind, and the longest answer to them
-QUOTED = 40  # characters of an answer
-KNOWN = {"P": "93 of 100", "A": "all"}  # of the released model's greedy answers that have the format
+EMBEDDING_STD = 0.02  # of GPT-2's initial weights
+PROBED, PROBE_TOKENS = 4, 160  # prompts of each kind that `doubts` answers, and tokens of the longest answer
+QUOTED = 40  # characters of an answer that are shown
+KNOWN = {"P": "93 of 100", "A": "all"}  # how many of the released model's greedy answers have the format
 
 
 @dataclass(frozen=True, slots=True)
 class Pretrained:
-    """What a run starts from."""
+    """The model and the tokenizer that a run starts from."""
 
     model: GPT2
     tokenizer: Tokenizer
@@ -68,10 +68,10 @@ def load(folder: Path) -> Pretrained:
 def doubts(
     policy: Pretrained, prompts: Sequence[Prompt], autocast: Callable[[], AbstractContextManager[None]]
 ) -> list[str]:
-    """A line for each kind of prompts, P or A, in whose format fewer than half of a few greedy answers are, and before
-    them one where prompts have tokens that do not spell them, as where one has a character without a token.
+    """Warnings: one if some prompts' tokens do not decode to their text, as when a character has no token, and one for
+    each kind of prompt, P or A, if fewer than half of a few greedy answers have its format.
 
-    Such a model has hardly learned the task at all; with random weights no answer has the format.
+    A model with such answers has hardly learned the task; with random weights no answer has the format.
     """
     found = []
     read = [(prompt.text, policy.tokenizer.decode(prompt.ids)) for prompt in prompts]
@@ -127,10 +127,10 @@ def model_folder(path: Path) -> Path:
 
 
 def retokenized(*, path: str, revision: str | None, tokenizer: str) -> Pretrained:
-    """A pretrained model that goes on with other tokens: those of a folder, or new ones as in `random_gpt2`.
+    """A pretrained model with another tokenizer: that of a folder, or a new one as in `random_gpt2`.
 
-    A token that the old vocabulary has too keeps its vector; another starts with the mean of the vectors of the old
-    tokens that its text has, or with the mean of all where it has no text.
+    A token that is also in the old vocabulary keeps its embedding; any other starts with the mean embedding of the old
+    tokens that its text has, or of all old tokens if it has no text.
 
     Raises: DataError when a folder has no such files, or they cannot be used.
     """
@@ -179,7 +179,7 @@ def random_gpt2(
 def tokenizer_of(name: str) -> Tokenizer:
     """The tokenizer of a folder, or a new one: `square_aware` or `characters`.
 
-    Raises: ConfigError where there is no such folder; DataError for one without a tokenizer.
+    Raises: ConfigError if there is no such folder; DataError if it has no tokenizer.
     """
     made = {"square_aware": tokenizers.square_aware, "characters": tokenizers.characters}
     folder = Path(name).expanduser()
@@ -190,10 +190,10 @@ def tokenizer_of(name: str) -> Tokenizer:
 
 @torch.no_grad()
 def spell(embedding: Float[Tensor, "v d"], spellings: Sequence[str], generator: torch.Generator) -> None:
-    """Adds to each token's own vector those of its characters, and keeps the scale.
+    """Adds a vector for each of a token's characters to its embedding, and keeps the scale.
 
-    A king on e1, the move square e1 and a king anywhere then have parts in common before any training, which a token
-    an example would take long to find: after 500 steps of `rookexp.pretrain` the loss was 0.07 nats a token lower.
+    A king on e1, the move square e1 and a king anywhere then have parts in common before any training, which would take
+    long to learn token by token: after 500 steps of `rookexp.pretrain` the loss was 0.07 nats per token lower.
     """
     letters = sorted(set("".join(spellings)))
     vectors = torch.stack([torch.randn(embedding.shape[1], generator=generator) for _ in letters])

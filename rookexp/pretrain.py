@@ -9,12 +9,12 @@ from rookexp.config import door
 
 
 def main() -> None:
-    """The door: composes conf/pretrain.yaml, then trains."""
+    """Entry point: composes conf/pretrain.yaml, then trains."""
     door.enter(pretrain, "pretrain")
 
 
 def pretrain(config: dict[str, Any], run_folder: Path) -> None:
-    """Trains from random weights, or continues; writes checkpoints and metrics under the run's folder."""
+    """Trains the config's model, or resumes a run; writes checkpoints and metrics under the run's folder."""
     from rookexp import build, session
     from rookexp.run_folder import hub, resume_checks
     from rookexp.sweep import job

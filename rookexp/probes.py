@@ -1,4 +1,4 @@
-"""What a size needs on a device: the record of a try; those of an optimizer step, of sampling and of evaluation."""
+"""Measures what a batch size needs on a device, by trying it: in optimizer steps, in sampling and in evaluation."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from rookexp.trainer import Trainer
 from rookexp.types import Experience
 
 NO_END = -1  # the id of no token, so that no row ends early
-SHARE = 0.85  # of the memory; the rest is for fragments and for what other programs begin to take
+SHARE = 0.85  # of the memory; the rest is for fragmentation and for other programs that grow
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """What became of one size of micro-batch, or of a batch that is decoded."""
+    """The result of trying one size of micro-batch, or of a batch that is decoded."""
 
     rows: int
     peak_gib: float | None  # None = out of memory
     utilisation: float | None  # peak over the memory's limit
-    rows_per_s: float | None  # of the last of its steps, without sampling; of decoding
+    rows_per_s: float | None  # in the last optimizer step, without sampling; or in decoding
     what: Literal["update", "sampling", "evaluation"] = "update"
 
     @property
     def fits(self) -> bool:
-        """Whether it stays within the share."""
+        """Whether its peak stays within SHARE of the memory."""
         return self.utilisation is not None and self.utilisation <= SHARE
 
 
@@ -51,10 +51,10 @@ class WorstCase:
     temperature: float  # at which they were sampled
 
     def experience(self, rows: int, vocabulary: int, device: torch.device) -> Experience:
-        """So many of these rows, of meaningless tokens, half of which were better than the others."""
+        """`rows` such rows, of meaningless tokens, with advantages 1 and -1 in turn."""
         width = self.prompt + self.completion
         tokens = (torch.arange(width, device=device) % vocabulary).repeat(rows, 1)
-        zeros = torch.zeros(rows, width, device=device)  # log-probs, too: then no ratio exceeds 1
+        zeros = torch.zeros(rows, width, device=device)  # also as log-probs: then no ratio exceeds 1
         weights = zeros.clone()
         weights[:, max(1, self.prompt) :] = 1 / (rows * self.completion)
         row = torch.arange(rows, device=device)
@@ -88,13 +88,13 @@ class Decoding:
 
 
 def measured(trainer: Trainer, case: WorstCase, rows: int, memory: Memory) -> Rung:
-    """Some optimizer steps of two micro-batches, where a step has so many rows, so that gradients are held meanwhile.
+    """Runs optimizer steps of two micro-batches of `rows`, if a step has that many; gradients are held in between.
 
-    The first makes the optimizer's state, one is diagnosed as in the run, if any is, and the last is timed.
+    The first creates the optimizer's state, one is diagnosed as in the run, if any is, and the last is timed.
     """
     probe = copy.copy(trainer)
     probe.micro_batch, probe.inner_epochs, probe.minibatches = rows, 1, 1
-    probe.schedule = lambda step: 0.0  # the weights stay sound, whatever the tokens mean
+    probe.schedule = lambda step: 0.0  # rate 0: the weights stay sound, although the tokens are meaningless
     probe.diagnose_every = trainer.diagnose_every and 2
     head = trainer.policy.head_weight
     count, seconds = min(2 * rows, case.rows), 0.0
@@ -121,7 +121,7 @@ def measured(trainer: Trainer, case: WorstCase, rows: int, memory: Memory) -> Ru
 
 @contextmanager
 def unchanged(trainer: Trainer) -> Iterator[None]:
-    """Puts weights, optimizer state and rates back as they were, bit by bit; meanwhile they are kept on the CPU."""
+    """Restores weights, optimizer state and learning rates bit for bit on exit; meanwhile they are kept on the CPU."""
     optimizer = trainer.optimizer
     state = {parameter: dict(entries) for parameter, entries in optimizer.state.items()}
     rates = [group["lr"] for group in optimizer.param_groups]
@@ -144,12 +144,13 @@ def unchanged(trainer: Trainer) -> Iterator[None]:
 def decoded(
     trainer: Trainer, case: Decoding, memory: Memory, autocast: Callable[[], AbstractContextManager[None]]
 ) -> list[Rung]:
-    """A quarter of the batch, half of it and the whole, decoded beside the optimizer's state; no row ends early.
+    """Rungs of a quarter of the batch, half of it and all of it, decoded beside the optimizer state; no row ends early.
 
-    The last rung is the whole batch; it is out of memory where the forecast exceeds the limit. Of an evaluation, which
-    may be cut, ever smaller parts are tried where none of these fits; all rungs are in ascending order.
+    The last rung is the whole batch; it counts as out of memory if a smaller one was or its forecast exceeds the limit.
+    Of an evaluation, which may be split, ever smaller parts are tried if none of these fits; rungs are in ascending
+    order.
     """
-    policy: Any = trainer.policy  # which decodes, too
+    policy: Any = trainer.policy  # it decodes, too
     ids, rungs = [i % len(policy.head_weight) for i in range(case.prompt)], list[Rung]()
 
     def tried(prompts: int) -> Rung:
@@ -178,16 +179,16 @@ def decoded(
 
 
 def evaluation_batch(rungs: Sequence[Rung]) -> int | None:
-    """How many prompts are evaluated at a time, where the whole batch does not fit; None where it does or is none.
+    """How many prompts to evaluate at a time if the whole batch does not fit; None if it does or there is none.
 
-    The rungs are those of `decoded`, of which one fits.
+    Of the evaluation's rungs, which are those of `decoded`, at least one must fit.
     """
     tried = [rung for rung in rungs if rung.what == "evaluation"]
     return None if not tried or tried[-1].fits else max(rung.rows for rung in tried if rung.fits)
 
 
 def forecast(rungs: Sequence[Rung], rows: int) -> float:
-    """The utilisation on the straight line through the last two rungs; 0 while there are no two."""
+    """The utilisation at `rows`, extrapolated linearly from the last two rungs; 0 if there are fewer than two."""
     if len(rungs) < 2:
         return 0.0
     (x, y), (u, v) = ((rung.rows, rung.utilisation or 0.0) for rung in rungs[-2:])
@@ -195,7 +196,7 @@ def forecast(rungs: Sequence[Rung], rows: int) -> float:
 
 
 def table(rungs: Sequence[Rung], limit: int) -> str:
-    """The rungs for a person."""
+    """The rungs as a table to print; `limit` is in bytes."""
     lines = [f"hardware.fit: {limit / GIB:.2f} GiB", f"{'rows':>6} {'peak GiB':>10} {'utilisation':>12} {'rows/s':>8}"]
     for rung in rungs:
         what = "" if rung.what == "update" else f"  {rung.what}"
@@ -209,7 +210,7 @@ def table(rungs: Sequence[Rung], limit: int) -> str:
 
 
 def refuse_what_cannot_be_decoded(rungs: Sequence[Rung], cases: Sequence[Decoding]) -> None:
-    """Raises: ConfigError for a whole batch that is sampled or one row that is evaluated and does not fit."""
+    """Raises: ConfigError if the whole batch that is sampled, or a single row that is evaluated, does not fit."""
     remedies = {
         "sampling": "lower grpo.prompts_per_step, grpo.group_size or grpo.max_new_tokens",
         "evaluation": "lower eval.max_new_tokens",

@@ -1,7 +1,7 @@
-"""When the reference follows the policy, or the policy goes back to the reference.
+"""When the reference follows the policy, or the policy moves back towards the reference.
 
-The divergence is from where the policy was lately, instead of at the start, where the reference follows it (TR-DPO,
-Gorbatovski et al. 2024, arXiv 2404.09656).
+With a reference that follows, the divergence is from a recent policy instead of the initial one (TR-DPO, Gorbatovski
+et al. 2024, arXiv 2404.09656).
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from torch import Tensor, nn
 
 
 class Sync:
-    """Called once after each step: moves one of the two or leaves both. It has no state, the step says it all."""
+    """Called once after each step: moves the reference, the policy or neither. Stateless: only the step matters."""
 
-    moves: bool  # False: the reference stays the policy of the start, and a checkpoint need not carry it
-    needed = False  # whether it cannot do its work without a reference
+    moves: bool  # False: the reference stays the initial policy, and a checkpoint need not carry it
+    needed = False  # True: it cannot work without a reference
 
     def update(self, step: int, reference: nn.Module, policy: nn.Module) -> bool:
-        """Whether one was moved, in place, after `step` steps, counted from 1; the other one is only read.
+        """Moves one model in place, or neither, after `step` >= 1 steps, only reading the other; True if one moved.
 
-        Both are models of one kind, with their parameters and buffers in the same order.
+        Both models have the same architecture, with parameters and buffers in the same order.
         """
         raise NotImplementedError
 
 
 class Never(Sync):
-    """The reference stays the policy of the start."""
+    """The reference stays the initial policy."""
 
     moves = False
 
@@ -37,7 +37,7 @@ class Never(Sync):
 
 
 class _Every(Sync):
-    """Moves every parameter after every `every` steps; buffers are copied then."""
+    """Moves every parameter of the reference after every `every` steps, and copies buffers then."""
 
     moves = True
 
@@ -46,7 +46,7 @@ class _Every(Sync):
 
     @torch.no_grad()
     def update(self, step: int, reference: nn.Module, policy: nn.Module) -> bool:
-        """Whether `every` divides `step`."""
+        """Moves the reference and returns True if `every` divides `step`."""
         if step % self.every:
             return False
         for parameter, new in zip(reference.parameters(), policy.parameters(), strict=True):
@@ -56,7 +56,7 @@ class _Every(Sync):
         return True
 
     def _move(self, own: Tensor, new: Tensor) -> None:
-        """Changes a parameter `own` of the reference by the policy's, `new`."""
+        """Moves a parameter `own` of the reference in place towards the policy's, `new`."""
         raise NotImplementedError
 
 
@@ -84,8 +84,8 @@ class EmaSync(_Every):
 class Interpolate(Sync):
     """policy <- reference + share (policy - reference) after step `at`, in the weights; the reference never moves.
 
-    What a short training has learned well outlasts a shorter way to it, and much of what it has spoiled besides does
-    not. A run that goes on from there, with more steps, goes on from the interpolated weights.
+    What a short training has learned well survives going only part of the way, and much of the damage that it has done
+    besides does not. A run that continues with more steps continues from the interpolated weights.
     Source: WARP, Rame et al. 2024 (arXiv 2406.16768), its linear interpolation towards initialization.
     """
 
@@ -98,7 +98,7 @@ class Interpolate(Sync):
 
     @torch.no_grad()
     def update(self, step: int, reference: nn.Module, policy: nn.Module) -> bool:
-        """Whether `step` is `at`."""
+        """Moves the policy and returns True if `step` is `at`."""
         if step != self.at:
             return False
         for parameter, start in zip(policy.parameters(), reference.parameters(), strict=True):

@@ -1,7 +1,7 @@
-"""What follows a token: the base class of advantages, those that differ from token to token, and value heads.
+"""The base class of baselines, those whose advantages differ from token to token, and the loss of value heads.
 
-Rows are completions; a formula looks only at the completion tokens in `mask` and is 0 elsewhere. A value is what a
-head predicts, before a token is sampled, of all that the rest of the row pays.
+Rows are completions; a formula uses only the completion tokens in `mask` and is 0 elsewhere. A value is the head's
+prediction, before a token is sampled, of the return of the rest of the row.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from rookexp import ops
 from rookexp.errors import ConfigError
 from rookexp.types import Stages
 
-ROUNDING = 1e-5  # of the largest number: returns that differ by less are equal, for each is a sum of many tokens
+ROUNDING = 1e-5  # of the largest number: returns that differ by less count as equal, as each is a sum over many tokens
 VAR_EPS = 1e-8  # added to the variance that `whiten` divides by, as TRL and verl do
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRewards:
-    """What a step's completions were paid, token by token, and what was expected of them."""
+    """The rewards of a step's completions, token by token, and the value head's predictions."""
 
     rewards: Float[Tensor, "n t"]  # reward of each token, else 0; an outcome reward: see `at_last_token`
     mask: Bool[Tensor, "n t"]  # True at completion tokens
@@ -33,20 +33,20 @@ class TokenRewards:
     tasks: tuple[str, ...]  # the task of each of the P prompts
     values: Float[Tensor, "n t"] | None  # the value head's prediction before each completion token; None: no head
     truncated: Bool[Tensor, " n"]  # True where no end-of-text was sampled
-    final_values: Float[Tensor, " n"] | None = None  # its prediction after each row's last token; None: not asked for
-    stage: Int[Tensor, "n t"] | None = None  # which of its row's stages each token is of; None: there is one
+    final_values: Float[Tensor, " n"] | None = None  # its prediction after each row's last token; None: not requested
+    stage: Int[Tensor, "n t"] | None = None  # which of its row's stages each token belongs to; None: there is one
 
 
 @dataclass(frozen=True, slots=True)
 class Advantages:
-    """What each completion token was worth; 0 elsewhere. No gradient flows through either."""
+    """Advantages and value targets at completion tokens; 0 elsewhere. No gradient flows through either."""
 
     advantages: Float[Tensor, "n t"]  # positive: better than expected
     returns: Float[Tensor, "n t"] | None  # what the value head should have predicted; None: there is no head
 
 
 class Baseline(nn.Module):
-    """Turns rewards into advantages; outcome-level unless it says otherwise: all tokens of a row share theirs.
+    """Turns rewards into advantages; by default outcome-level: all tokens of a row share one advantage.
 
     An outcome-level baseline implements `forward`, a token-level one `advantages`. State is in buffers.
     """
@@ -76,11 +76,11 @@ class Baseline(nn.Module):
 class Gae(Baseline):
     """A_t = sum_k (gamma lam)^k delta_{t+k}, delta_t = r_t + gamma V_{t+1} - V_t, from a value head; returns A + V.
 
-    `whiten` standardises A over the step's completion tokens; the returns stay as they are. `bootstrap` says what
-    follows a truncated row: `zero` nothing, as after a finished one, since its outcome reward is paid for the text as
-    it was cut (so TRL, verl, OpenRLHF); `value` what the head still expects, which counts an outcome twice and is for
-    rows whose rewards would have gone on. `value_lr`, `value_coef`, `value_clip` and `detach` are for whoever trains
-    the head: see `value_loss`. Source: see `gae`.
+    `whiten` standardises A over the step's completion tokens; the returns stay as they are. `bootstrap` sets the value
+    after a truncated row: `zero` as after a finished row, since its outcome reward is for the text as it was cut (as in
+    TRL, verl, OpenRLHF); `value` what the head predicts, which counts an outcome twice and is for rows whose rewards
+    would have continued. `value_lr`, `value_coef`, `value_clip` and `detach` are for the code that trains the head: see
+    `value_loss`. Source: see `gae`.
     """
 
     needs_values = True
@@ -111,9 +111,9 @@ class Gae(Baseline):
 
     @torch.no_grad()
     def advantages(self, given: TokenRewards) -> Advantages:
-        """Advantages in rewards' unit, or whitened, and the value head's targets in rewards' unit.
+        """Advantages in the rewards' unit, or whitened, and the value head's targets in the rewards' unit.
 
-        Raises: ValueError where a prediction that is needed is None.
+        Raises: ValueError if a prediction that is needed is None.
         """
         values, final_values = given.values, given.final_values
         bootstrap = torch.zeros_like(given.rewards[:, 0])  # (N,)
@@ -150,14 +150,14 @@ class ReinforcePP(Baseline):
 def at_last_token(rewards: Float[Tensor, " n"], mask: Bool[Tensor, "n t"]) -> Float[Tensor, "n t"]:
     """Each row's outcome reward on its last completion token, 0 elsewhere.
 
-    In a row without completion tokens it sits on column 0: it still counts in its group, and for no token.
+    In a row without completion tokens it is in column 0: it still counts in its group, but for no token.
     """
     last = (mask * torch.arange(mask.shape[1], device=mask.device)).amax(1, keepdim=True)  # (N, 1)
     return rewards.new_zeros(mask.shape).scatter(1, last, rewards[:, None])
 
 
 def at_stages(stages: Stages, stage: Int[Tensor, "n t"], mask: Bool[Tensor, "n t"]) -> Float[Tensor, "n t"]:
-    """What each stage earns on its last completion token; a stage without any is paid with the row's last one."""
+    """Each stage's reward on the stage's last completion token; if it has no token, on the row's last one."""
     columns = torch.arange(mask.shape[1], device=mask.device)
     paid = torch.zeros(mask.shape, device=mask.device)
     for k, rewards in enumerate(stages.rewards.to(paid).unbind(1)):
@@ -200,7 +200,7 @@ def reward_to_go(rewards: Float[Tensor, "n t"], mask: Bool[Tensor, "n t"], gamma
 def whiten(x: Float[Tensor, "n t"], mask: Bool[Tensor, "n t"]) -> Float[Tensor, "n t"]:
     """(x - mean) / sqrt(var + 1e-8) over all M completion tokens of the batch; var divides the squares by M - 1.
 
-    Detached; exactly 0 when these x are all equal, so also when there is one or none. So TRL and verl; OpenRLHF
+    Detached; exactly 0 if these x are all equal, so also if there is one or none. As in TRL and verl; OpenRLHF
     divides the squares by M. Source: Huang et al. 2024 (arXiv 2403.17031).
     """
     tokens = x[mask]
@@ -246,7 +246,7 @@ def _all_equal(x: Tensor) -> bool:
 
 
 def no_stages(baseline: Baseline, reward: object) -> ConfigError:
-    """What is wrong with a baseline that compares stages beside a reward that has none."""
+    """The error for a baseline that compares stages together with a reward that has none."""
     return ConfigError(
         f"baseline={type(baseline).__name__} with reward={type(reward).__name__}: it compares stages, and the reward "
         "does not say where in a completion it is earned; choose reward=policy, engine or rookworld, or "

@@ -1,8 +1,8 @@
-"""Learning-rate factors: all updates of step s (0, 1, ...) have the base rate times `factor(s)`.
+"""Learning-rate factors: all updates of step s (0, 1, ...) use the base rate times `factor(s)`.
 
 Every schedule warms up linearly, (s + 1) / warmup_steps for s < warmup_steps, so that no step has rate 0. A decay
 runs over the other steps: its progress is (s - warmup_steps) / (total_steps - warmup_steps), 0 at the first of them
-and 1 at total_steps, where it ends and stays.
+and 1 at total_steps, from where the factor stays constant.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Milestone = Annotated[Sequence[Annotated[float, Gt(0), Le(1)]], Len(2, 2)]  # (p
 
 
 class _Schedule:
-    """A linear warm-up, then `_after` it."""
+    """A linear warm-up, then the factor that `_after` gives."""
 
     def __init__(self, *, warmup_steps: Annotated[int, Ge(0)]) -> None:
         self.warmup_steps = warmup_steps
@@ -62,7 +62,7 @@ class CosineRestarts(_Schedule):
 
 
 class _Decay(_Schedule):
-    """What the progress of the steps after the warm-up decides."""
+    """A schedule whose factor after the warm-up depends on the progress."""
 
     def __init__(self, *, total_steps: Annotated[int, Gt(0)], warmup_steps: Annotated[int, Ge(0)]) -> None:
         super().__init__(warmup_steps=warmup_steps)

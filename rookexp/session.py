@@ -1,4 +1,4 @@
-"""A training from its first line to its last: a trainer with all that surrounds it, and how the run ends."""
+"""Runs a training from start to end: a trainer with self-check, trackers and checkpoints, and how the run ends."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ from rookexp.sweep.job import Trial
 from rookexp.track import FanOut
 from rookexp.trainer import Objective, Trainer
 
-SAMPLES = 3  # completions that are shown before and after
+SAMPLES = 3  # prompts whose answers before and after training are shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The keys at the top that every training has and that belong to no group."""
+    """The top-level keys, outside of groups, that every training has."""
 
     seed: Annotated[int, Ge(0)]  # every random choice of a run derives from it
     task_name: Annotated[str, MinLen(1)]  # first part of the run folder
     steps: Annotated[int, Ge(1)]  # of the whole run, those before a resume included
     save_every: Annotated[int, Ge(1)]  # steps between checkpoints
-    keep_checkpoints: Annotated[int, Ge(1)]  # so many of the newest stay on disk
+    keep_checkpoints: Annotated[int, Ge(1)]  # how many of the newest stay on disk
     resume: str | None  # a run folder to continue
 
 
@@ -58,7 +58,7 @@ class Settings:
 class Start:
     """Where a run begins."""
 
-    step: int  # updates that are done
+    step: int  # steps that are done
     checkpoint: Path | None  # the state after them; None for a new run
 
 
@@ -71,15 +71,15 @@ class Training:
     start: Start
     stop: stop.Stop
     saver: checkpoint.Saver
-    finder: Finder | None  # of the micro-batch; None = it is as configured
-    computed: Mapping[str, Any]  # what the hardware came to
-    subject: Subject | None = None  # what a self-check looks at
+    finder: Finder | None  # finds the micro-batch; None = it is as configured
+    computed: Mapping[str, Any]  # the hardware's settings, resolved
+    subject: Subject | None = None  # what a self-check examines; None = it has none
 
 
 def find_start(resume: str | None, steps: int, folder: Path) -> Start:
-    """The newest checkpoint of the run folder `resume`; a new run in `folder` where that is None. No model is loaded.
+    """The newest checkpoint of the run folder `resume`, or a new run in `folder` if that is None. Loads no model.
 
-    Raises: ConfigError when there is no checkpoint, when no step is left to do, or when a new run would mix its
+    Raises: ConfigError if `resume` has no checkpoint, if no step is left to do, or if a new run would mix its
     checkpoints with another's.
     """
     if resume is None:
@@ -101,7 +101,7 @@ def find_start(resume: str | None, steps: int, folder: Path) -> Start:
 
 
 def finished(folder: Path) -> bool:
-    """Whether a run has come to its end, summary and all; one that was killed right before has not."""
+    """Whether a run's summary says that it has finished; False for one killed right before writing that."""
     return track.read_summary(folder).get("status") == "finished"
 
 
@@ -132,7 +132,7 @@ def assemble(
 
     @cache
     def tokenizer_file() -> Path:
-        policy.tokenizer.save(folder / "tokenizer")  # not before: a self-check that finds something leaves no folder
+        policy.tokenizer.save(folder / "tokenizer")  # not earlier: a self-check that finds something leaves no folder
         return folder / "tokenizer" / "tokenizer.json"
 
     def after_step(step: int) -> None:
@@ -174,18 +174,18 @@ def assemble(
 
 
 def pretrain(training: Training, config: Mapping[str, Any], folder: Path) -> None:
-    """Trains, and closes the trackers however that ends."""
+    """Trains, and closes the trackers however training ends."""
     with tracked(training, config, folder, "pretrain"):
         fit(training, folder)
     print(f"model: {checkpoint.latest(folder)}/{checkpoint.MODEL}")
 
 
 def train(training: Training, config: Mapping[str, Any], folder: Path, trial: Trial | None = None) -> None:
-    """Checks itself, trains, judges the run by its own records, and shows the end of it.
+    """Runs the self-check, trains, judges the run by its logged metrics, and prints a report.
 
-    `trial` is what the run is of a sweep, which may end it early.
-    Raises: Reconfigured where the device asks for another batch, CheckupFailed unless `doctor=off`, both before
-    anything is logged; VerdictFailed where `verdict=require` and a criterion failed; RunPruned.
+    `trial` is the run's trial in a sweep, which may end the run early.
+    Raises: Reconfigured if the device suits another batch size, CheckupFailed unless `doctor=off`, both before
+    anything is logged; VerdictFailed if `verdict=require` and a criterion failed; RunPruned.
     """
     if training.finder is not None:
         training.finder.grow(training.trainer, folder, resumed=training.start.checkpoint is not None)
@@ -218,7 +218,7 @@ def train(training: Training, config: Mapping[str, Any], folder: Path, trial: Tr
 
 
 def examine(training: Training, size: Size) -> None:
-    """Runs the self-check: a line for each check, when it is asked for by name, else for each finding and one of all.
+    """Runs the self-check; prints a line per check or, at size QUICK, per finding, and a summary if nothing was found.
 
     Raises: CheckupFailed naming the checks that found something.
     """
@@ -238,9 +238,9 @@ def examine(training: Training, size: Size) -> None:
 
 
 def fit(training: Training, folder: Path) -> None:
-    """Runs the steps that are left, with the micro-batch that is found; a signal ends the run after a whole one.
+    """Runs the remaining steps, with the micro-batch of the finder; a signal ends the run after a complete step.
 
-    However it ends, what is being saved then is saved. Raises: RunStopped, with that step saved.
+    However it ends, a checkpoint that is being written is completed. Raises: RunStopped, with that step saved.
     """
     if training.finder is not None:
         training.finder.apply(training.trainer, folder)
@@ -253,13 +253,13 @@ def fit(training: Training, folder: Path) -> None:
 
 @contextmanager
 def tracked(training: Training, config: Mapping[str, Any], folder: Path, door_name: str) -> Iterator[None]:
-    """A run's folder and trackers, opened and, whatever happens inside, closed with the status that it came to.
+    """Opens a run's folder and trackers and, whatever happens inside, closes them with the run's final status.
 
-    They are told the commits of what came from the Hub. A run that goes on is noted as one when it has done a step:
-    what fails before leaves the folder as it was.
+    The trackers' config has the commits of what came from the Hub. A resumed run is recorded in its folder after its
+    first step: a failure before that leaves the folder as it was.
     """
     config = hub.pinned(config)
-    command = "the same again"  # what goes on with it
+    command = "the same again"  # the command that continues the run
 
     def note() -> None:
         nonlocal command
@@ -273,7 +273,7 @@ def tracked(training: Training, config: Mapping[str, Any], folder: Path, door_na
         at_first_step(training.trainer, note)
     status, reason, signal = "finished", "", ""
     try:
-        training.tracker.start(config)  # which may refuse, as W&B online without a key does
+        training.tracker.start(config)  # it may refuse, as W&B online without a key does
         yield
     except BaseException as error:
         status, reason = ending(error)
@@ -281,13 +281,13 @@ def tracked(training: Training, config: Mapping[str, Any], folder: Path, door_na
         training.tracker.summary({"reason": reason})
         raise
     finally:
-        with ExitStack() as at_last:  # a disk that is full fails the trackers, too
+        with ExitStack() as at_last:  # on a full disk the trackers fail, too
             at_last.callback(lambda: hint(status, signal, folder, command))
             training.tracker.finish(status)
 
 
 def at_first_step(trainer: Trainer, act: Callable[[], None]) -> None:
-    """Does something once, when a step is logged, before what else is done then."""
+    """Calls `act` once, after the next step is logged and before the trainer's own `after_step`."""
     after = trainer.after_step
 
     def first(step: int) -> None:
@@ -300,7 +300,7 @@ def at_first_step(trainer: Trainer, act: Callable[[], None]) -> None:
 
 
 def hint(status: str, signal: str, folder: Path, command: str) -> None:
-    """Says what goes on with a run that did not end as it should; `signal` is what ended it, and when, or ""."""
+    """Prints how to continue a run that did not end well; `signal` says which signal ended it, and when, or is ""."""
     if status not in ("finished", "pruned") and checkpoint.latest(folder) is not None:
         cause = f" by {signal}" if signal else ""
         print(f"{status}{cause}; to go on type: {command}", file=sys.stderr)
@@ -309,7 +309,7 @@ def hint(status: str, signal: str, folder: Path, command: str) -> None:
 
 
 def ending(error: BaseException) -> tuple[str, str]:
-    """The status that an error leaves a run with, and the reason in one line."""
+    """The final status of a run that `error` ended, and the reason in one line."""
     if isinstance(error, KeyboardInterrupt | SystemExit | RunStopped):
         return "interrupted", str(error) if isinstance(error, RunStopped) else ""
     known: dict[type, str] = {RunPruned: "pruned", TrainingDiverged: "diverged"}

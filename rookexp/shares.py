@@ -1,4 +1,4 @@
-"""Shares of a whole: as a mapping in the configuration gives them, and in rows."""
+"""Shares of a whole: read from a mapping in the configuration, and converted to rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rookexp.config import check
 
 
 def shares_of(key: str, given: Mapping[str, float], names: tuple[str, ...]) -> dict[str, float]:
-    """Shares of all of `names`, which sum to 1; an absent name has none.
+    """The share of each of `names`, which sum to 1; a name that `given` lacks has share 0.
 
     Raises: ConfigError naming the key, its value, what is allowed and the nearest spelling.
     """
@@ -38,9 +38,9 @@ def row_counts(rows: int, shares: Mapping[str, float]) -> dict[str, int]:
 
 
 def in_turns(rows: int, shares: Mapping[str, float]) -> Iterator[tuple[str, bool]]:
-    """The name of each of `rows` and whether it is White's to move, who is so in half of the rows of each name.
+    """For each of `rows` its name and whether White is to move, which is so in half of the rows of each name.
 
-    A name of odd number has one more of one colour; of all there is at most one more.
+    A name with an odd number of rows has one more of one colour; over all rows, one colour has at most one more.
     """
     done = 0
     for name, count in row_counts(rows, shares).items():

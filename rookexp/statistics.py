@@ -14,15 +14,15 @@ from jaxtyping import Float
 
 Values = Float[np.ndarray, " n"] | Sequence[float]
 
-# "higher?": the 95 % interval leaves 0 out, but no longer when it is widened for the number of comparisons.
+# "higher?": the 95 % interval excludes 0, but includes it once it is widened for the number of comparisons.
 Word = Literal["higher", "lower", "higher?", "lower?", "within noise", "identical", "cannot tell"]
 
 LEVEL = 0.95
 RESAMPLES = 2000
-ROUNDING = 1e-9  # of the largest value: values that differ by less are equal
-EXACT_FLIPS = 16  # so many differences have 65 536 sign patterns, which are counted one by one
+ROUNDING = 1e-9  # of the largest value: values that differ by less count as equal
+EXACT_FLIPS = 16  # up to this many differences, all sign patterns (65 536) are enumerated
 DRAWN_FLIPS = 20_000
-MIN_SEEDS = 3  # fewer differences have an interval too, but one that a coincidence makes narrow
+MIN_SEEDS = 3  # fewer differences have an interval too, but one that can be narrow by coincidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +41,15 @@ class Difference:
     n: int  # seeds in common
     interval: Interval  # mean difference; Student's t
     p: float  # two-sided, by flipping signs; NaN without seeds in common
-    said: Word  # of a, beside b
+    said: Word  # of a, compared with b
 
 
 def mean(values: Values, *, level: float = LEVEL) -> Interval:
     """The mean with Student's t interval; its bounds are NaN for values without a spread, and all is NaN for none.
 
-    One value has no spread, nor have several that are equal but for rounding, as on a coarse scale: an interval of
-    width 0 would claim a certainty that they do not give. Exact for normal values only. Of 3 values its half width is
-    2.5 standard deviations, of 5 1.2, of 10 0.7.
+    One value has no spread, nor have several that are equal up to rounding, as on a coarse scale: an interval of
+    width 0 would claim a certainty that they do not give. Exact for normal values only. With 3 values its half-width is
+    2.5 standard deviations, with 5 values 1.2, with 10 values 0.7.
     """
     y = np.asarray(values, float)
     if not len(y):
@@ -63,8 +63,8 @@ def mean(values: Values, *, level: float = LEVEL) -> Interval:
 def bootstrap(values: Values) -> Interval:
     """The mean with its percentile bootstrap interval, for many values that are far from normal.
 
-    Too narrow for few values: of 3 normal ones it holds the truth in 75 cases of 100, of 5 in 84, of 10 in 90, where
-    `mean` does in 95.
+    Too narrow for few values: from 3 normal values it covers the true mean in 75 cases of 100, from 5 in 84, from 10 in
+    90, where `mean` does in 95.
     """
     y = np.asarray(values, float)
     if len(y) < 2:
@@ -76,15 +76,16 @@ def bootstrap(values: Values) -> Interval:
 
 
 def differences(a: Mapping[int, float], b: Mapping[int, float]) -> list[float]:
-    """a - b, both by seed, for the seeds that both have, in their order."""
+    """a - b, both by seed, for the seeds that both have, in ascending order of the seeds."""
     return [a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())]
 
 
 def sign_flip_p(values: Values) -> float:
     """Two-sided p of a mean this far from 0, if each difference could as well have had the other sign.
 
-    Assumes symmetry about 0 and nothing else. Exact up to 16 values, else of 20 000 drawn patterns. It cannot be less
-    than 2 / 2^n: 0.25 for 3 seeds, 0.06 for 5, below 0.05 from 6 on.
+    Assumes symmetry about 0 and nothing else. Exact up to 16 values, else from 20 000 random sign patterns. It cannot
+    be less than 2 / 2^n: 0.25 for 3 seeds, 0.06 for 5, below 0.05 from 6 on. NaN without values or if one is not
+    finite.
     """
     y = np.asarray(values, float)
     if not len(y) or not np.isfinite(y).all():
@@ -93,21 +94,21 @@ def sign_flip_p(values: Values) -> float:
         signs = np.array(list(itertools.product((1.0, -1.0), repeat=len(y))))
     else:
         signs = np.random.default_rng(0).choice((1.0, -1.0), size=(DRAWN_FLIPS, len(y)))
-        signs[0] = 1.0  # the pattern that was seen is one of those that could have been
+        signs[0] = 1.0  # the observed pattern is one of the possible ones
     sums = np.abs(signs @ y)
     return float(np.mean(sums >= sums[0] * (1 - 1e-9)))
 
 
 def same_within_noise(values: Values, *, comparisons: int = 1) -> bool | None:
-    """Whether paired differences are no evidence against 0; None where they cannot say. The one rule of all tables.
+    """Whether paired differences are no evidence against 0; None if they cannot decide it. The one rule of all tables.
 
-    True where Student's t interval at the level 1 - 0.05 / comparisons includes 0: with 11 points beside one
+    True if Student's t interval at the level 1 - 0.05 / comparisons includes 0: with 11 points compared with one
     baseline, the chance of any false alarm among them is then at most 5 %. "Within noise" is not "equal": the interval
-    says how large a difference these seeds could have missed. At 1 comparison, 3 seeds find a difference of 3.3
-    standard deviations of the differences 8 times in 10, 5 seeds one of 1.7, 10 one of 1.0. With so few, it rests on
-    the differences being about normal; `sign_flip_p` needs no such assumption and can say nothing below 6 seeds.
-    Fewer than 3 differences cannot say; nor can differences that are all equal, which have no interval, as long as
-    `sign_flip_p` is not below 0.05 / comparisons.
+    says how large a difference these seeds could have missed. With 1 comparison, 3 seeds detect a difference of 3.3
+    standard deviations of the differences 8 times in 10, 5 seeds one of 1.7, 10 seeds one of 1.0. With so few, it rests
+    on the differences being about normal; `sign_flip_p` needs no such assumption and can show nothing below 6 seeds.
+    None for fewer than 3 differences, and for differences that are all equal, which have no interval, unless
+    `sign_flip_p` is at most 0.05 / comparisons: then False.
     """
     y = np.asarray(values, float)
     if len(y) < MIN_SEEDS or not np.isfinite(y).all():
@@ -120,7 +121,7 @@ def same_within_noise(values: Values, *, comparisons: int = 1) -> bool | None:
 
 
 def compared(a: Mapping[int, float], b: Mapping[int, float], *, comparisons: int = 1) -> Difference:
-    """What the seeds in common say of a beside b, in one word by the rule of `same_within_noise`."""
+    """a compared with b over the seeds in common; `said` is the verdict by the rule of `same_within_noise`."""
     found = differences(a, b)
     interval = mean(found)
     way: Literal["higher", "lower"] = "higher" if interval.value > 0 else "lower"
@@ -141,7 +142,7 @@ def compared(a: Mapping[int, float], b: Mapping[int, float], *, comparisons: int
 
 @lru_cache(maxsize=256)
 def student_t(freedom: int, level: float) -> float:
-    """The t with |T| <= t in a share `level` of cases; `freedom` >= 1.
+    """The t for which P(|T| <= t) = `level` under Student's t with `freedom` >= 1 degrees of freedom.
 
     Bisects the distribution function that Abramowitz and Stegun 26.7.3 and 26.7.4 give in closed form.
     """
@@ -155,7 +156,7 @@ def student_t(freedom: int, level: float) -> float:
 
 
 def _within(t: float, freedom: int) -> float:
-    """P(|T| <= t) for Student's t."""
+    """P(|T| <= t) for Student's t with `freedom` degrees of freedom."""
     theta = math.atan(t / math.sqrt(freedom))
     cos2 = math.cos(theta) ** 2
     odd = freedom % 2

@@ -1,4 +1,4 @@
-"""What ends a run at the end of a step instead of in its middle: signals, and output that nobody reads any more."""
+"""Ends a run after a complete step instead of in its middle: on signals, on output without a reader, by a sweep."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from types import FrameType
 from rookexp.errors import RunPruned, RunStopped
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)  # Ctrl-C, and what schedulers send
-PIPE = getattr(signal, "SIGPIPE", signal.SIGTERM)  # by its name what was written to a pipe that nobody reads any more
-HANGUP = getattr(signal, "SIGHUP", None)  # the terminal is gone; Windows has no such thing, and nohup ignores it
+PIPE = getattr(signal, "SIGPIPE", signal.SIGTERM)  # stands for output to a pipe that has no reader
+HANGUP = getattr(signal, "SIGHUP", None)  # the terminal is gone; Windows has no such signal, and nohup ignores it
 
 
 class Stop:
-    """Which signal has asked for the end, if one has, and a second one does not wait; or why a sweep has."""
+    """The request to end a run, if there is one: a signal, or a sweep's pruning; a second signal ends it at once."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -27,25 +27,25 @@ class Stop:
         self._terminals: list[int] = []
 
     def prune(self, error: RunPruned) -> None:
-        """Asks for the end after this step, for a sweep that has seen enough."""
+        """Requests the end after this step, because the run's sweep has pruned it."""
         self.pruned = error
 
     def unread(self) -> None:
-        """Asks for the end after this step, as the reader of an output has gone; what is printed until then is lost."""
+        """Requests the end after this step, as the reader of an output has gone; what is printed to it is lost."""
         self.signal = self.signal or PIPE
         for output in (1, 2):
             if has_no_reader(output):
                 silence(output)
 
     def ending(self, step: int) -> RunStopped | RunPruned | None:
-        """What ends the run after this step, if anything does."""
+        """The exception that ends the run after this step, None if it goes on."""
         if self.signal is not None:
             return RunStopped(f"{self.signal.name} after step {step}", exit_status(self.signal))
         return self.pruned
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Inside, the first signal is only noted. Elsewhere, and outside the main thread, signals do what they did."""
+        """Inside, the first signal is only recorded. Outside, and off the main thread, signals act as before."""
         if threading.current_thread() is not threading.main_thread():
             yield  # Python lets no other thread handle signals
             return
@@ -65,7 +65,7 @@ class Stop:
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(exit_status(number))
         self.signal = signal.Signals(number)
         if number == HANGUP:
-            for output in self._terminals:  # what is written to one that is gone is an error
+            for output in self._terminals:  # writing to one that is gone is an error
                 silence(output)
         with suppress(OSError):  # a pipe to a `tee` that the same Ctrl-C has ended
             # Not print: it fails when the signal comes while a line is being printed.
@@ -73,7 +73,7 @@ class Stop:
 
 
 def has_no_reader(output: int) -> bool:
-    """Whether what is written to a standard output would be a broken pipe; True where the system cannot tell."""
+    """Whether writing to a standard output, 1 or 2, would break the pipe; True if the system cannot tell."""
     if not hasattr(select, "poll"):
         return True
     asked = select.poll()
@@ -82,20 +82,20 @@ def has_no_reader(output: int) -> bool:
 
 
 def silence(output: int) -> None:
-    """Lets what is written to a standard output, 1 or 2, go nowhere."""
+    """Redirects a standard output, 1 or 2, to the null device."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, output)
     os.close(nowhere)
 
 
 def unread() -> int:
-    """The exit status of one whose output nobody reads any more, as behind `head`; Python writes nothing at its end."""
+    """Silences standard output, also during Python's exit; returns the status of a broken pipe, as with `head`."""
     silence(1)
     return 141
 
 
 def said(number: signal.Signals) -> bytes:
-    """What the first signal is answered."""
+    """The message in answer to the first signal."""
     return f"\n{number.name}: this step is finished and saved first; a second signal stops at once\n".encode()
 
 

@@ -18,13 +18,13 @@ CONFIG = "tokenizer_config.json"
 END_OF_TEXT = "<|endoftext|>"
 UNKNOWN = "<|unknown|>"
 LONGEST_SPACE_RUN = 64
-AT_ONCE = 4096  # texts; what `tokenizers` keeps of each takes 20 times the room of its ids
+AT_ONCE = 4096  # texts; what `tokenizers` keeps of each takes 20 times the memory of its ids
 EMPTY = "_"
 PIECES = EMPTY + "pnbrqkPNBRQK"
 RANKS = [chr(0x2460 + i) for i in range(8)]  # circled digits
 FILES = [chr(0x24D0 + i) for i in range(8)]  # circled letters
 STARTS = [chr(0x2800 + i) for i in range(64)]  # Braille patterns: the square that a move started from
-RANK_ENDS = [chr(0x2474 + i) for i in range(8)]  # digits in parentheses, gone when normalising is done
+RANK_ENDS = [chr(0x2474 + i) for i in range(8)]  # digits in parentheses, gone after normalising
 BOARD_END = r" [wb] (?:-|K?Q?k?q?) "
 SQUARE_AWARE_SPLIT = (
     rf"[{RANKS[0]}-{RANKS[7]}][{FILES[0]}-{FILES[7]}][{PIECES}]/?"
@@ -55,7 +55,7 @@ class Tokenizer:
     def from_folder(cls, folder: Path) -> Tokenizer:
         """The tokenizer of tokenizer.json, or else of vocab.json and merges.txt (byte-level BPE as in GPT-2).
 
-        Raises: DataError when the folder has neither, when a file cannot be read, or when it asks for more than that.
+        Raises: DataError if the folder has neither, if a file cannot be read, or if it needs more than this class does.
         """
         whole, vocab, merges = folder / "tokenizer.json", folder / "vocab.json", folder / "merges.txt"
         try:
@@ -77,7 +77,7 @@ class Tokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """One more than the highest id, special tokens included; ids below it may be nobody's."""
+        """One more than the highest id, special tokens included; some ids below it may be unused."""
         return max(self.backend.get_vocab().values()) + 1
 
     def spellings(self) -> list[str]:
@@ -90,11 +90,11 @@ class Tokenizer:
         return self.backend.encode(text, add_special_tokens=False).ids
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text, as `encode` gives them, on all cores."""
+        """The ids of each text, as `encode` gives them, computed on all cores."""
         return [encoding.ids for encoding in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def encode_cut(self, texts: Sequence[str], cuts: Sequence[int]) -> Iterator[tuple[list[int], int]]:
-        """The ids of each text, as `encode` gives them, and how many of them spell only its first `cut` characters."""
+        """The ids of each text, as `encode` gives them, and how many of them lie within its first `cut` characters."""
         for start in range(0, len(texts), AT_ONCE):
             some = list(texts[start : start + AT_ONCE])
             encodings = self.backend.encode_batch(some, add_special_tokens=False)
@@ -113,7 +113,7 @@ class Tokenizer:
             "bos_token": END_OF_TEXT,
             "eos_token": END_OF_TEXT,
             "clean_up_tokenization_spaces": False,
-            # Older versions add token types, for which GPT-2 there adds a vector to each token's.
+            # Older versions of `transformers` add token types, for which their GPT-2 adds a vector to each embedding.
             "model_input_names": ["input_ids", "attention_mask"],
         }
         write_atomic(folder / CONFIG, json.dumps(config, indent=2) + "\n")
@@ -121,13 +121,13 @@ class Tokenizer:
 
 
 def square_aware() -> Tokenizer:
-    """A token a board square with what stands on it, a move's start, its end, a run of spaces, a number, its decimals.
+    """One token for a board square with its piece, a move's start, its end, a run of spaces, a number, its decimals.
 
     Before encoding, run lengths in a FEN's board are written out (`8` becomes eight `_`) and every square gets its
     name (`K` on e1 becomes `①ⓔK`); decoding undoes both. So a piece's token says where it stands, wherever the
-    board begins. A number and a move's start take a single space before them along, and the end of a move after a space
-    says where it started (`e4` in ` e2e4` becomes `⠌e4`), as long as some piece goes there: the token is the move. Text
-    that holds `_` or characters outside printable ASCII does not come back as it was.
+    board begins. A number and a move's start absorb a single space before them, and the end of a move after a space
+    also says where it started (`e4` in ` e2e4` becomes `⠌e4`), if some piece could go there: the token is the move.
+    Text with `_` or characters outside printable ASCII does not survive encoding and decoding.
     """
     numbers = [*map(str, range(200)), "999"]
     words = [END_OF_TEXT, UNKNOWN]
@@ -161,7 +161,7 @@ def square_aware() -> Tokenizer:
 
 
 def _moves() -> list[tuple[str, list[str]]]:
-    """Each square, and where a queen or a knight on it could go on an empty board, a pawn's promotions first."""
+    """Each square, and where a queen or a knight could go from it on an empty board, a pawn's promotions first."""
     squares = [(file, rank) for rank in range(8) for file in range(8)]
     names = {(file, rank): "abcdefgh"[file] + "12345678"[rank] for file, rank in squares}
     found = []
@@ -183,7 +183,7 @@ def _name_starts() -> Iterator[tuple[str, str]]:
 def _name_squares() -> Iterator[tuple[str, str]]:
     """Patterns and replacements, in order, that spell out the boards of a text square by square."""
     square = f"[{PIECES}]"
-    for run in range(8, 0, -1):  # a digit from which nothing but board leads to a side to move and castling rights
+    for run in range(8, 0, -1):  # a digit followed by nothing but board up to a side to move and castling rights
         yield f"{run}(?=[{PIECES}1-8/]*{BOARD_END})", EMPTY * run
     end_above = f"[{RANK_ENDS[1]}-{RANK_ENDS[7]}]"
     for rank in range(1, 8):  # the slash with `rank` ranks after it ends rank `rank` + 1; the lower ones are done
@@ -199,7 +199,7 @@ def _name_squares() -> Iterator[tuple[str, str]]:
 
 
 def characters() -> Tokenizer:
-    """One token a printable ASCII character."""
+    """One token per printable ASCII character."""
     words = [END_OF_TEXT, UNKNOWN, *(chr(code) for code in range(32, 127))]
     backend = tokenizers.Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=UNKNOWN))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
@@ -224,7 +224,7 @@ def _refuse_variant(vocab: Path) -> None:
 
 
 def _byte_level(bpe: models.BPE) -> tokenizers.Tokenizer:
-    """GPT-2's pipeline around its merges: split by its pattern, no space put before the first word."""
+    """GPT-2's pipeline around a byte-level BPE: split by GPT-2's pattern, no space put before the first word."""
     backend = tokenizers.Tokenizer(bpe)
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()

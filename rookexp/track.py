@@ -1,4 +1,4 @@
-"""Where metrics go: what every tracker can do, and the files of the run folder. Nothing here draws a random number."""
+"""Where metrics go: what every tracker can do, and the files of the run folder. Nothing here uses a seeded RNG."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ COMPLETIONS = "completions.jsonl"
 SUMMARY = "summary.json"
 CURVES = "curves.png"
 RUN_ID = "run_id.txt"
-ANSWERS = "evaluation_answers"  # in a summary: a digest of what the greedy evaluation holds for right
-SHORTEST_SECRET = 8  # characters; a shorter value would star out ordinary words
+ANSWERS = "evaluation_answers"  # summary key: a digest of the greedy evaluation's prompts and right answers
+SHORTEST_SECRET = 8  # characters; a shorter value could mask ordinary words
 
 
 class Tracker:
-    """A place for a run's numbers; step s carries the state after s updates. Here everything goes nowhere."""
+    """A destination of a run's metrics; step s is the state after s steps. This base class discards everything."""
 
     def start(self, config: Mapping[str, Any]) -> None:
         """Opens the run; `config` is the resolved configuration."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One step's metrics; a second call for the same step adds to it, an earlier step is an error."""
+        """Takes one step's metrics; a second call for the same step adds to them, an earlier step is an error."""
 
     def log_completions(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Completions worth reading, one mapping a completion: prompt, completion, reward and what else is known."""
+        """Takes completions worth reading, a mapping each: prompt, completion, reward and what else is known."""
 
     def summary(self, values: Mapping[str, Any]) -> None:
-        """Figures of the whole run; later values replace earlier ones of the same name."""
+        """Takes figures of the whole run; later values replace earlier ones of the same name."""
 
     def finish(self, status: str) -> None:
-        """Closes the run as `finished`, `failed` or `interrupted`; harmless when not started or closed already."""
+        """Closes the run with a status such as `finished`; harmless if it was not started or is already closed."""
 
 
 class FanOut(Tracker):
     """Several trackers as one; each is closed even if another fails to.
 
-    Where `unread` is set it is called when what a tracker prints is not read any more, as behind `| head`.
+    If `unread` is set, it is called once a tracker's output has lost its reader, as with `| head`.
     """
 
     def __init__(self, *, trackers: Sequence[Tracker]) -> None:
@@ -85,8 +85,8 @@ class JsonlTracker(Tracker):
     """metrics.jsonl (one object a step), completions.jsonl and summary.json in the run folder; the reference record.
 
     `first_step` is the first step that this process logs: 0 for a new run, s + 1 after the checkpoint of step s. Lines
-    from there on, left by a process that went further than its last checkpoint, are dropped at the start; the summary
-    of the run as it was stays until a step is logged, so that a start which fails leaves a finished run finished.
+    from there on, left by a process that went further than its last checkpoint, are dropped at the start; the earlier
+    summary stays until a step is logged, so that a failed start leaves a finished run finished.
     """
 
     def __init__(self, *, folder: Path, first_step: Annotated[int, Ge(0)]) -> None:
@@ -148,9 +148,9 @@ class JsonlTracker(Tracker):
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file that JsonlTracker wrote, null for what was not finite; a torn last line is left out.
+    """The objects of a file that JsonlTracker wrote, None for values not finite; an incomplete last line is left out.
 
-    Raises: DataError naming file and row when another line is no JSON object with a `step`.
+    Raises: DataError naming file and row if another line is no JSON object with a `step`.
     """
     rows: list[dict[str, Any]] = []
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
@@ -165,9 +165,9 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a run's metrics.jsonl; [] before there is one.
+    """The rows of a run's metrics.jsonl; [] if there is none yet.
 
-    Raises: DataError as above, and for a value that is neither a number nor null.
+    Raises: DataError as `read_jsonl`, and for a value that is neither a number nor null.
     """
     path = folder / METRICS
     rows = read_jsonl(path) if path.is_file() else []
@@ -179,15 +179,15 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """A run's summary.json; {} before there is one.
+    """A run's summary.json; {} if there is none yet.
 
-    Raises: DataError where it is no JSON object.
+    Raises: DataError if it is no JSON object.
     """
     return read_object(folder / SUMMARY, "delete it")
 
 
 def run_id(folder: Path) -> str:
-    """Eight characters that name the run in services: kept in its folder, made on its first start."""
+    """Eight characters that identify the run in services: kept in its folder, created on its first start."""
     path = folder / RUN_ID
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -196,14 +196,14 @@ def run_id(folder: Path) -> str:
 
 
 class Guard:
-    """Runs what must never end a training: an error is said once, in a line that has no secret, and swallowed."""
+    """Runs what must never end a training: errors are swallowed, the first is printed in one line without secrets."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._said = False
 
     def __call__(self, act: Callable[[], object]) -> bool:
-        """Whether `act` went through."""
+        """Runs `act`; True if it raised no error."""
         try:
             act()
         except Exception as error:  # a library and a service raise many kinds
@@ -216,7 +216,7 @@ class Guard:
 
 
 def first_line(error: Exception) -> str:
-    """An error's kind and the first line of its message, with the environment's secrets starred."""
+    """An error's kind and the first line of its message, with the environment's secrets masked."""
     lines = f"{type(error).__name__}: {error}".split("\n")
     said = 3 if "validation error" in lines[0] else 1  # pydantic's heading; the key and what is wrong follow
     text = " ".join(line.strip() for line in lines[:said])

@@ -12,12 +12,12 @@ from rookexp.run_folder.run_info import TRIAL
 
 
 def main() -> None:
-    """The door: composes the config, then trains."""
+    """Entry point: composes the config, then trains."""
     door.enter(train, "config", check)
 
 
 def check(config: dict[str, Any]) -> None:
-    """Raises: ConfigError for a config that no job of a sweep can have, before anything is built."""
+    """Raises: ConfigError, before anything is built, for a config that no job of a sweep can have."""
     from rookexp import build
     from rookexp.sweep import job
 
@@ -30,7 +30,7 @@ def check(config: dict[str, Any]) -> None:
 def train(config: dict[str, Any], run_folder: Path) -> None:
     """Checks the whole config, builds what it names and trains; writes under `run_folder` only.
 
-    With `dry_run=true` it only finds out, without weights, whether the run would fit together.
+    With `dry_run=true` it only checks, without loading weights, whether the run would fit together.
     """
     from rookexp.sweep import job
 
@@ -39,9 +39,9 @@ def train(config: dict[str, Any], run_folder: Path) -> None:
             # An earlier seed has shown that the point is not worth it, or this run is resumed by hand.
             print(f"{run_folder}: given up by its sweep ({reason}); to train on, delete {TRIAL} in it and resume")
             return
-        from rookexp import build, dry_run, session  # torch comes with them; --help does without
-        from rookexp.config import across  # torch comes with them; --help does without
-        from rookexp.run_folder import hub  # torch comes with them; --help does without
+        from rookexp import build, dry_run, session  # these import torch, which --help does not need
+        from rookexp.config import across  # these import torch, which --help does not need
+        from rookexp.run_folder import hub  # these import torch, which --help does not need
         from rookexp.run_folder.resume_checks import refuse_other
 
         run = build.check_config(config)
@@ -56,7 +56,7 @@ def train(config: dict[str, Any], run_folder: Path) -> None:
         for text, why in across.idle(config, door.typed()):
             print(f"note: {text} {why}", flush=True)
         training = build.build_training(config, run_folder)
-        with suppress(RunPruned):  # its folder says so
+        with suppress(RunPruned):  # recorded in its folder
             session.train(training, config, run_folder, trial)
 
 

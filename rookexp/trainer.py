@@ -29,13 +29,13 @@ class Objective(Protocol):
         """Stateful parts (baseline, coefficient) that a checkpoint carries."""
 
     def collect(self, step: int) -> tuple[Experience, dict[str, float]]:
-        """The step's experience and what was seen while collecting it."""
+        """The step's experience and the metrics of collecting it."""
 
     def loss(self, micro: Experience) -> LossTerms:
-        """Differentiable loss of some rows; adds up over micro-batches."""
+        """The differentiable loss of some rows; adds up over micro-batches."""
 
     def observe(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Lets controllers move, once a step; returns what they have to say about it."""
+        """Updates controllers, once a step; returns their metrics."""
 
 
 class Trainer:
@@ -79,7 +79,7 @@ class Trainer:
         self.after_step = after_step  # called when a step is logged
 
     def fit(self, start: int = 0) -> None:
-        """Trains from step `start` to the end; what is logged at s is the state after s steps, so 0 is the start.
+        """Trains from step `start` to the end; metrics logged at s are of the state after s steps, so 0 is the start.
 
         Raises: TrainingDiverged at the first non-finite gradient, with the weights as they were before it.
         """
@@ -106,9 +106,10 @@ class Trainer:
         """`inner_epochs` passes over the experience, `minibatches` optimizer steps each, all at the step's lr.
 
         Returns the loss, its terms and grad_norm (before clipping) averaged over those optimizer steps; of values per
-        token the mean over all weighted tokens, whatever their weights and the cut into (micro-)batches; and `tokens`,
-        how many have a weight. In every `diagnose_every`-th step also each term's share of the gradient (see
-        `_shares`), and update_ratio, the norm of the step's change of all weights over the norm of the weights.
+        token the mean over all weighted tokens (the largest, if the name ends in /max), whatever their weights and the
+        split into (micro-)batches; and `tokens`, the number of weighted tokens. In every `diagnose_every`-th step also
+        each term's share of the gradient (see `_shares`), and update_ratio, the norm of the step's change of all
+        weights over the norm of the weights.
         Raises: TrainingDiverged; ConfigError for more minibatches than rows.
         """
         factor = self.schedule(step)
@@ -145,12 +146,12 @@ class Trainer:
     def _micro_batches(
         self, experience: Experience, rows: Sequence[int], ends: Sequence[int], prompts: Sequence[int]
     ) -> Iterator[Experience]:
-        """The rows with a weight in parts of at most `micro_batch`, each as wide as its longest row.
+        """The rows with weighted tokens in parts of at most `micro_batch` rows, each as wide as its longest row.
 
-        Rows of one prompt share a part, and then rows of similar length.
+        Rows are grouped by prompt first, then by similar length.
         """
         neighbours = sorted((row for row in rows if ends[row]), key=lambda row: (prompts[row], -ends[row]))
-        # One copy to the device for all parts, as the host waits for each.
+        # One copy to the device for all parts, as the host waits for each copy.
         index = torch.tensor(neighbours, dtype=torch.long, device=experience.tokens.device)
         for part in ops.parts(len(neighbours), self.micro_batch):
             yield experience.rows(index[part], max(ends[row] for row in neighbours[part]))
@@ -162,20 +163,21 @@ class Trainer:
         terms: list[LossTerms],
         gradients: dict[str, list[Tensor]] | None,
     ) -> Tensor:
-        """The gradient's norm before clipping; appends the loss of each micro-batch to `terms`, detached.
+        """Takes an optimizer step; returns the gradient's norm before clipping. Raises: TrainingDiverged.
 
-        Each term's gradient is added to `gradients`, where that is wanted.
+        Appends each micro-batch's loss, detached, to `terms`; unless `gradients` is None, adds each term's gradient to
+        it.
         """
         for micro in micros:
             loss = self.objective.loss(micro)
             if gradients is not None:
                 _add_gradients(gradients, loss, self.parameters)
             # Every token keeps its weight in the whole experience, whichever minibatch it falls into; a minibatch has
-            # one share of those weights, and its optimizer step shall be as long as one with all of them.
+            # only a part of those weights, and its optimizer step should be as long as one with all of them.
             (loss.total * self.minibatches).backward()
             terms.append(replace(loss, terms={name: term.detach() for name, term in loss.terms.items()}))
         norm = nn.utils.clip_grad_norm_(self.parameters, self.grad_clip)
-        norm = norm.to(self.parameters[0].device)  # without any row it is on the CPU
+        norm = norm.to(self.parameters[0].device)  # without any rows it is on the CPU
         if not torch.isfinite(norm):
             found = {name: value for name, value in _means(terms, [norm], 1).items() if name.startswith("loss")}
             values = ", ".join(f"{name} {value:.4g}" for name, value in found.items())
@@ -189,7 +191,7 @@ class Trainer:
 
 
 def _means(terms: Sequence[LossTerms], norms: Sequence[Tensor], epochs: int) -> dict[str, float]:
-    """The metrics of a step; one read from the device."""
+    """The metrics of a step, read from the device all at once."""
     values = {"grad_norm": torch.stack(list(norms)).mean()}
     if terms:
         values["loss"] = torch.stack([t.total for t in terms]).sum() / epochs
@@ -202,7 +204,7 @@ def _means(terms: Sequence[LossTerms], norms: Sequence[Tensor], epochs: int) -> 
 
 
 def _add_gradients(gradients: dict[str, list[Tensor]], loss: LossTerms, parameters: Sequence[nn.Parameter]) -> None:
-    """Adds the gradient of each term of a micro-batch to those of the earlier ones; the graph stays for backward."""
+    """Adds each term's gradient in a micro-batch to that in the earlier ones; keeps the graph for backward."""
     for name, term in loss.terms.items():
         found = torch.autograd.grad(term, parameters, retain_graph=True, allow_unused=True)
         new = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
@@ -217,5 +219,5 @@ def _shares(gradients: Mapping[str, Sequence[Tensor]]) -> dict[str, float]:
 
 
 def _norm(tensors: Sequence[Tensor]) -> Tensor:
-    """The Euclidean norm of all entries."""
+    """The Euclidean norm over the entries of all tensors."""
     return torch.stack([t.float().norm() for t in tensors]).norm()

@@ -1,4 +1,4 @@
-"""The frozen records that flow through one step, and what training asks of the model that makes them.
+"""The frozen records that flow through one step, and what training needs of model, tokenizer and reward.
 
 N = P x G rows (prompt-major: row p*G+g), T tokens, V vocabulary, D width.
 
@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 from rookexp.errors import ConfigError
 
-# What metrics and columns are called beside a reward's parts, which would replace them.
+# Names of the metrics and columns beside those of a reward's parts; a part of such a name would replace them.
 OWN_NAMES = {
     *("mean", "mean_A", "mean_P", "std", "reward", "reward_std", "truncated_frac"),
     *("step", "kind", "prompt", "completion", "advantage", "truncated"),
 }
-ROUNDING = 1e-6  # of the largest reward: rewards that differ by less are equal
-SAME = 1e-4  # how far apart, of 1 + a reward, it and the sum of its stages may be by rounding
+ROUNDING = 1e-6  # of the largest reward: rewards that differ by less count as equal
+SAME = 1e-4  # of 1 + |reward|: by how much a reward and the sum of its stages may differ, by rounding
 
 
 @runtime_checkable
@@ -46,7 +46,7 @@ class Policy(Protocol):
         completions: Int[Tensor, "n c"],
         sizes: Int[Tensor, " n"],
     ) -> Float[Tensor, "n c d"]:
-        """Final hidden states that predict each of the `sizes` tokens of completions that continue prompts `owner`."""
+        """Final hidden states that predict the `sizes` tokens of each completion, which continues prompt `owner`."""
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """The weights."""
@@ -87,7 +87,7 @@ class Rollouts:
     logprobs: Float[Tensor, "n t"]  # log-prob of each completion token at `temperature`, else 0
     temperature: Float[Tensor, " n"]  # sampling temperature of each row
     truncated: Bool[Tensor, " n"]  # True where no end-of-text was sampled
-    forwards: Int[Tensor, " n"]  # forwards that drew the row's tokens, that of the prompt included
+    forwards: Int[Tensor, " n"]  # forward passes that drew the row's tokens, the prompt's included
     prompts: tuple[Prompt, ...]  # P problems
     texts: tuple[str, ...]  # N completions, cut before end-of-text
     group_size: int  # G
@@ -95,24 +95,24 @@ class Rollouts:
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Where in their texts completions earn their rewards: K stages of each, one behind the other."""
+    """Where in their texts completions earn their rewards: K consecutive stages of each."""
 
-    ends: Int[Tensor, "n k"]  # characters of the completion up to which a stage reaches, ascending; the last: all
-    rewards: Float[Tensor, "n k"]  # what it earns; they add up to the completion's reward
+    ends: Int[Tensor, "n k"]  # characters of the completion up to a stage's end, ascending; the last: all of them
+    rewards: Float[Tensor, "n k"]  # what each stage earns; a row adds up to the completion's reward
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What the completions were worth."""
+    """The rewards of completions, with their components."""
 
     rewards: Shaped[Tensor, " n"]  # outcome reward of each completion
     parts: Mapping[str, Shaped[Tensor, " n"]]  # components and diagnostics; NaN = not applicable
-    stages: Stages | None = None  # None: a reward is earned as one, by the whole completion
+    stages: Stages | None = None  # None: each reward is earned by the whole completion
 
     def __post_init__(self) -> None:
-        """Whatever a reward counts in, both are floats from here on.
+        """Converts rewards and parts to floats, whatever their dtype.
 
-        Raises: ConfigError for what is no tensor of one number a completion.
+        Raises: ConfigError unless each is a tensor of one number per completion, and for taken names or unfit stages.
         """
         object.__setattr__(self, "rewards", _floats("the rewards", self.rewards, None))
         if not isinstance(self.parts, Mapping):
@@ -128,9 +128,9 @@ class Scores:
             _refuse_other_sums(self.rewards, self.stages)
 
     def dead(self, group_size: int, *, by_stage: bool) -> Bool[Tensor, " p"]:
-        """The groups in which nothing is to be compared: all earn the same, `by_stage` in each stage, if there are any.
+        """True for groups with nothing to compare: all rewards are equal, with `by_stage` in each stage, if any.
 
-        Two completions may earn the same in all and not in each part.
+        Two completions may earn the same in total but not in each stage.
         """
         stages = self.stages.rewards if by_stage and self.stages is not None else self.rewards[:, None]
         groups = stages.unflatten(0, (-1, group_size))  # (P, G, K)
@@ -138,13 +138,13 @@ class Scores:
 
 
 def all_equal(rewards: Tensor, over: int) -> Bool[Tensor, "..."]:
-    """Whether all rewards along a dimension are equal, but for the trace that rounding leaves in a sum."""
+    """Whether all rewards along the dimension `over` are equal, up to the rounding of sums."""
     return rewards.amax(over) - rewards.amin(over) <= ROUNDING * rewards.abs().amax(over)
 
 
 @runtime_checkable
 class Reward(Protocol):
-    """What completions are worth."""
+    """Scores completions."""
 
     def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
         """Scores of N = P x G completions, prompt-major."""
@@ -152,10 +152,10 @@ class Reward(Protocol):
 
 @runtime_checkable
 class LongReward(Reward, Protocol):
-    """A reward that takes its time: it can begin before the completions are there, and says what it took."""
+    """A slow reward: it can begin before the completions exist, and reports what its work took."""
 
     def prepare(self, prompts: Sequence[Prompt]) -> None:
-        """Begins a step with what needs no completions, in the background."""
+        """Begins a step's work that needs no completions, in the background."""
 
     def metrics(self) -> dict[str, float]:
         """What the work since `prepare` took, for the log."""
@@ -163,7 +163,7 @@ class LongReward(Reward, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Experience:
-    """What an update needs. Aggregation is data: a loss is (x * weights).sum() over the whole batch."""
+    """What an update needs. Aggregation is in the data: a loss is (x * weights).sum() over the whole batch."""
 
     tokens: Int[Tensor, "n t"]  # right-padded ids
     weights: Float[Tensor, "n t"]  # weight of each token's loss in the batch; 0 at prompt and padding
@@ -172,11 +172,11 @@ class Experience:
     values: Float[Tensor, "n t"]  # what a value head predicted before each token; 0 without one
     returns: Float[Tensor, "n t"]  # what it should have predicted; 0 without one
     temperature: Float[Tensor, " n"]  # sampling temperature of each row
-    prompt: Int[Tensor, " n"]  # the row's prompt; rows of one prompt begin with the same tokens
+    prompt: Int[Tensor, " n"]  # number of the row's prompt; rows of one prompt begin with the same tokens
     prompt_lengths: Int[Tensor, " n"]  # tokens of the row's prompt; 0 = none, nothing is shared
 
     def predicting(self) -> Int[Tensor, " m"]:
-        """Places in the flattened (N, T - 1) positions of those that predict the M tokens with a weight."""
+        """Indices into the flattened (N, T - 1) positions of those that predict the M weighted tokens."""
         return (self.weights[:, 1:] != 0).flatten().nonzero()[:, 0]
 
     def rows(self, index: Int[Tensor, " i"], width: int) -> Experience:
@@ -187,9 +187,9 @@ class Experience:
 
 @dataclass(frozen=True, slots=True)
 class LossTerms:
-    """A micro-batch's part of the loss, and what a log says about it."""
+    """A micro-batch's part of the loss, and values per token to log."""
 
-    terms: Mapping[str, Float[Tensor, ""]]  # by name, coefficients included; backward is called on their sum
+    terms: Mapping[str, Float[Tensor, ""]]  # by name, including coefficients; backward is called on their sum
     per_token: Mapping[str, Float[Tensor, " m"]]  # detached values at its M weighted tokens: a metric is their mean,
     # over all such tokens of the step, or, where the name ends in /max, the largest of them
 
@@ -200,16 +200,16 @@ class LossTerms:
 
 
 def by_task(prompts: Sequence[Prompt]) -> dict[str, list[int]]:
-    """The places of each task's prompts, where there are several tasks: by `source`, or else by `task`."""
+    """The indices of each task's prompts, by `source` or else by `task`; {} for a single task without a source."""
     names = [prompt.source or prompt.task for prompt in prompts]
     several = len(set(names)) > 1 or any(prompt.source for prompt in prompts)
     return {name: [i for i, of in enumerate(names) if of == name] for name in sorted(set(names)) if several}
 
 
 def scores_of(reward: Reward, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
-    """What a reward, perhaps a user's own, says of N texts.
+    """The scores of N texts by a reward, which may be user code.
 
-    Raises: ConfigError where that is not N scores.
+    Raises: ConfigError unless those are `Scores` with N rewards.
     """
     scores = reward.score(prompts, texts)
     found = len(scores.rewards) if isinstance(scores, Scores) else type(scores).__name__
@@ -222,7 +222,7 @@ def scores_of(reward: Reward, prompts: Sequence[Prompt], texts: Sequence[str]) -
 
 
 def _refuse_other_sums(rewards: Tensor, stages: Stages) -> None:
-    """Raises: ConfigError for stages that are no share of these rewards."""
+    """Raises: ConfigError for stages of the wrong shape, or that do not add up to the rewards."""
     ends, earned = stages.ends, stages.rewards
     if ends.dim() != 2 or ends.shape != earned.shape or len(ends) != len(rewards):
         shapes = f"{list(ends.shape)} and {list(earned.shape)}"
@@ -239,9 +239,9 @@ def _refuse_other_sums(rewards: Tensor, stages: Stages) -> None:
 
 
 def stages_of(found: Sequence[tuple[Sequence[int], Scores]], texts: Sequence[str]) -> Stages | None:
-    """The stages of all texts from the scores of some rows each, of which later ones stand; None where none has any.
+    """The stages of all texts, from pairs of rows and their scores, later pairs winning; None if no scores have any.
 
-    Rows whose scores have no stages earn all in one.
+    Rows whose scores have no stages earn everything in one.
     """
     count = max((scores.stages.ends.shape[1] for _, scores in found if scores.stages), default=0)
     if not count:
@@ -258,7 +258,7 @@ def stages_of(found: Sequence[tuple[Sequence[int], Scores]], texts: Sequence[str
 
 
 def _floats(what: str, x: Tensor, count: int | None) -> Tensor:
-    """The same numbers in at least float32."""
+    """`x` in at least float32. Raises: ConfigError unless it is a flat tensor, of `count` numbers if that is given."""
     if not isinstance(x, Tensor) or x.dim() != 1 or len(x) != (len(x) if count is None else count):
         found = f"a tensor of shape {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
         numbers = "one number a completion" if count is None else f"{count} numbers, one a completion"

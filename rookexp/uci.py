@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from rookexp.player import Player
 
 GROUPS = ("model", "hardware")
-QUIT_S = 0.1  # after a `quit` that came by itself, for the lines before it
+QUIT_S = 0.1  # seconds between a `quit` that came by itself and the end, for the lines before it
 
 
 def main() -> None:
-    """The door: composes conf/uci.yaml, then answers a GUI."""
+    """Entry point: composes conf/uci.yaml, then answers a GUI."""
     door.enter(uci, "uci")
 
 
 def uci(config: dict[str, Any], run_folder: Path) -> None:
-    """Answers commands until `quit` or the end of input; the model is loaded after the GUI has had the options.
+    """Answers commands until `quit` or the end of input; the model is loaded after the GUI has received the options.
 
-    Raises: ConfigError or DataError for what cannot be built, which a GUI's log shows as `info string`, too.
+    Raises: ConfigError or DataError for what cannot be built, which is also sent to the GUI's log as `info string`.
     """
     from rookexp.config import nodes
     from rookexp.run_folder import runs
@@ -51,7 +51,7 @@ def uci(config: dict[str, Any], run_folder: Path) -> None:
 
 
 def load(config: dict[str, Any]) -> Player:
-    """The model of the config on its device.
+    """A player with the config's model on its device.
 
     Raises: ConfigError or DataError for what cannot be built.
     """
@@ -67,17 +67,17 @@ def load(config: dict[str, Any]) -> Player:
 
 
 def asked() -> Iterator[str]:
-    """The lines of standard input; bytes that are no text become question marks and end nothing.
+    """Yields the lines of standard input; bytes that are no UTF-8 become replacement characters and end nothing.
 
-    A `quit` that comes by itself, as a GUI sends it, ends the process `QUIT_S` later, whatever it does then; one that
-    comes together with lines before it, as a file has it, is obeyed after them.
+    A `quit` that arrives by itself, as from a GUI, ends the process `QUIT_S` later, whatever it is doing then; one that
+    arrives together with lines before it, as from a file, is obeyed after them.
     """
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
     def read() -> None:
         rest = b""
-        with contextlib.suppress(OSError):  # a closed one, which is at its end
-            while more := os.read(0, 1 << 16):  # sys.stdin would be locked while Python ends
+        with contextlib.suppress(OSError):  # a closed input, which is at its end
+            while more := os.read(0, 1 << 16):  # sys.stdin would be locked while Python exits
                 *whole, rest = re.split(rb"[\r\n]+", rest + more)
                 for line in whole:
                     lines.put(line.decode("utf-8", errors="replace"))
@@ -93,7 +93,7 @@ def asked() -> Iterator[str]:
 
 @contextlib.contextmanager
 def answering() -> Iterator[IO[str]]:
-    """Standard output for UCI alone; what anything else prints meanwhile goes to standard error."""
+    """Yields standard output for UCI alone; what anything else prints meanwhile goes to standard error."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)

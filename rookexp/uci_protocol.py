@@ -1,4 +1,4 @@
-"""The engine's side of UCI: commands of a GUI in, one line an answer out; malformed ones are told and left.
+"""The engine's side of UCI: a GUI's commands in, answers out, line by line; malformed ones are reported and skipped.
 
 Source: the UCI protocol, April 2006.
 """
@@ -25,7 +25,7 @@ from rookexp.config import check
 
 Reading = Literal["written", "argmax"]
 IllegalMove = Literal["best_listed", "any_legal"]
-OF_MOVETIME, OF_CLOCK = 0.9, 0.25  # of the time for this move, or of what is left on the clock, an answer may take
+OF_MOVETIME, OF_CLOCK = 0.9, 0.25  # share of the move's time, or of that on the clock, that an answer may take
 SETOPTION = re.compile(r"name\s+(\S.*?)(?:\s+value(?:\s+(.*))?)?")
 
 
@@ -35,21 +35,21 @@ class Settings:
 
     temperature: Annotated[float, Ge(0)]  # of sampling; 0 = greedy
     reading: Reading  # the move of an answer: the one after B:, or the listed one with the highest evaluation
-    illegal_move: IllegalMove  # what is played where that one is not legal; any_legal also where none is listed
-    multipv: Annotated[int, Ge(1), Le(chess_text.MAX_LINES)]  # lines of an answer that are told
+    illegal_move: IllegalMove  # what is played if that move is illegal; any_legal also if no listed move is legal
+    multipv: Annotated[int, Ge(1), Le(chess_text.MAX_LINES)]  # lines of an answer that are sent
     style: Literal["bare", "padded_prefill"] | None  # of the prompt; None = bare
     max_new_tokens: Annotated[int, Ge(1)]  # longest completion
     seed: Annotated[int, Ge(0)]  # every random choice derives from it and from how many answers came before
-    pgn: Annotated[str, MinLen(1)] | None  # file that gets the games, each as far as it has come
+    pgn: Annotated[str, MinLen(1)] | None  # file that the games are written to, each as far as played
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a model says of a position."""
+    """A model's answer to a position."""
 
     move: str  # UCI, legal
     lines: tuple[tuple[str, int | None], ...]  # that move, then others by falling evaluation in centipawns
-    instead: str | None  # why the move is not the model's own; None where it is
+    instead: str | None  # why the move is not the model's own; None if it is
 
 
 class Player(Protocol):
@@ -58,7 +58,7 @@ class Player(Protocol):
     def answer(
         self, fen: str, legal: frozenset[str], settings: Settings, turn: int, stopped: Callable[[], bool]
     ) -> Answer:
-        """One of the moves of `legal`; once `stopped`, soon, by what is known then."""
+        """An answer with one of the moves of `legal`; once `stopped` is True it comes soon, by what is known then."""
 
 
 # UCI name -> key of Settings and what UCI says of its type.
@@ -72,11 +72,10 @@ AT_ONCE = ("isready", "stop", "ponderhit", "debug", "register")  # commands that
 
 
 class Engine:
-    """A player behind UCI. Every `go` is answered as soon as its move is found, `infinite` and `ponder` when they are
-    ended; `stop`, or a limit of time that comes near, cuts an answer short.
+    """A player behind UCI. Every `go` is answered as soon as its move is found, `infinite` and `ponder` once they are
+    ended; `stop`, or a time limit that comes near, cuts a search short.
 
-    `load` gives the player; it is called when the first answer, or `readyok`, is waited for. A second thread finds the
-    answer.
+    `load` returns the player; it is called at the first `go` or `isready`. A second thread finds the answers.
     """
 
     def __init__(self, *, name: str, settings: Settings, load: Callable[[], Player], out: IO[str]) -> None:
@@ -89,14 +88,14 @@ class Engine:
         self.fen = self.board.fen()  # the position as the GUI wrote it, or after its moves
         self.thread = ThreadPoolExecutor(max_workers=1)
         self.search: Future[None] | None = None  # what that thread does
-        self.stopped = threading.Event()  # cuts the search short, each its own
-        self.seconds = 0.0  # that it may take
-        self.clock: threading.Timer | None = None  # which does so then
-        self.turn_taking = threading.RLock()  # for what both threads change: the lines told, and these two
-        self.held: str | None = None  # the answer to a search that has not been ended yet
-        self.ended = False  # whether the answer is told when it is found
-        self.game: chess.Board | None = None  # the moves so far of a game with an answer of ours
-        self.colour = chess.WHITE  # ours in that game
+        self.stopped = threading.Event()  # cuts the search short; each search has its own
+        self.seconds = 0.0  # that the search may take
+        self.clock: threading.Timer | None = None  # sets `stopped` after these seconds
+        self.turn_taking = threading.RLock()  # for what both threads change: the lines sent, and these two
+        self.held: str | None = None  # the move that was found by a search that has not been ended yet
+        self.ended = False  # whether the move is sent as soon as it is found
+        self.game: chess.Board | None = None  # the moves so far of a game with an answer of this engine
+        self.colour = chess.WHITE  # this engine's in that game
         self.kept = b""  # what the PGN file has of it
         self.answers = 0
         self.fallbacks = 0  # answers whose move is not the model's own
@@ -113,9 +112,9 @@ class Engine:
         }
 
     def run(self, lines: Iterable[str]) -> None:
-        """Obeys the commands up to `quit` or the last, after which a `go` with a limit is still answered in full.
+        """Obeys commands up to `quit` or the last one; a `go` without `infinite` or `ponder` is still answered in full.
 
-        Raises: what `load` raised, at once, or the player, at the next command.
+        Raises: what `load` raises, at once; what the player raises, at the next command.
         """
         try:
             for line in lines:
@@ -135,14 +134,14 @@ class Engine:
             self.stopped.set()
 
     def send(self, line: str) -> None:
-        """One line to the GUI, at once."""
+        """Sends one line to the GUI, unbuffered."""
         text = " ".join(line.split()).encode("ascii", "replace").decode()
         with self.turn_taking:
             self.out.write(f"{text}\n")
             self.out.flush()
 
     def tell(self, text: str) -> None:
-        """A line for the GUI's log."""
+        """Sends a line for the GUI's log."""
         self.send(f"info string {text}")
 
     def _uci(self, words: list[str]) -> None:
@@ -233,10 +232,10 @@ class Engine:
             clock.cancel()
 
     def _search(self, player: Player, legal: frozenset[str]) -> None:
-        """Finds and tells a move of `legal`; as the answer only where the search has ended or does so with it."""
+        """Finds a move of `legal` and sends its lines; sends `bestmove` if the search is ended, else holds it back."""
         try:
             answer = player.answer(self.fen, legal, self.settings, self.answers, self.stopped.is_set)
-        except Exception:  # which the next command raises; till then no GUI shall wait
+        except Exception:  # the next command raises it; the GUI should not wait until then
             self.send("bestmove (none)")
             raise
         self.answers += 1
@@ -271,7 +270,7 @@ class Engine:
         self._end_search([])
 
     def _end_search(self, words: list[str]) -> None:
-        """Tells the answer now, or when it is found."""
+        """Sends the answer now, or as soon as it is found."""
         with self.turn_taking:
             self.ended = True
             if self.held is not None:
@@ -284,7 +283,7 @@ class Engine:
         return self.player
 
     def _keep_game(self, board: chess.Board) -> None:
-        """Notes the game's moves so far, and puts them into the PGN file, if there is one, in the place of fewer."""
+        """Records the game's moves so far and, if there is a PGN file, replaces the game's earlier version in it."""
         self.game = board.copy()
         if self.settings.pgn is None:
             return
@@ -300,15 +299,15 @@ class Engine:
             self.kept = text
 
     def _end_game(self) -> None:
-        """What comes now is another game."""
+        """Ends the recorded game: what follows is another one."""
         self.game, self.kept = None, b""
 
 
 def put(path: Path, before: bytes, text: bytes) -> None:
-    """Replaces the last `before` in a file by the text, which is appended where that is not found; in one move.
+    """Replaces the last `before` in a file by `text`, or appends `text` if that is not found; atomically.
 
     Other games in the file stay as they are, another engine's too, unless both write at the very same time.
-    Raises: OSError where the file cannot be written, or is none.
+    Raises: OSError if the file cannot be written, or is not a regular file.
     """
     path = path.resolve()
     if path.exists() and not path.is_file():
@@ -323,8 +322,8 @@ def put(path: Path, before: bytes, text: bytes) -> None:
 def is_of(board: chess.Board, game: chess.Board, colour: chess.Color) -> bool:
     """Whether the board's moves begin with the game's, from the same position.
 
-    Where `colour`, our own, is to move, the last two may be others or missing: it is asked again, or after a take-back.
-    More would be another game with the same opening, of which a GUI need not tell.
+    If `colour`, the engine's own, is to move, the last two may be others or missing: it is asked again, or after a
+    take-back. More would be another game with the same opening, which a GUI need not announce.
     """
     moves: Sequence[chess.Move] = game.move_stack
     kept = max(len(moves) - 2, 0) if board.turn == colour else len(moves)
@@ -332,10 +331,10 @@ def is_of(board: chess.Board, game: chess.Board, colour: chess.Color) -> bool:
 
 
 def as_asked(board: chess.Board, fen: str) -> str:
-    """The FEN that the model is asked of a board that comes from `fen`: that text, or after moves one like the data's.
+    """The FEN in the model's prompt for a board set up from `fen`: `fen` itself or, after moves, as in the data.
 
-    There a double push always leaves its square. A FEN of fewer fields, or with castling rights in the notation of
-    Chess960, is written as a whole one in the usual notation.
+    There a double push always sets the en-passant square. A FEN with fewer fields, or with castling rights in Chess960
+    notation, is rewritten as a complete one in the usual notation.
     """
     written = board.fen(en_passant="fen")
     whole = len(fen.split()) == 6 and fen.split()[2] == written.split()[2]
@@ -343,7 +342,7 @@ def as_asked(board: chess.Board, fen: str) -> str:
 
 
 def seconds(words: Sequence[str], colour: chess.Color) -> float:
-    """How long an answer to a `go` with these words may take; without a limit that is known, as long as it likes."""
+    """Seconds that an answer to a `go` with these words may take; TIMEOUT_MAX without a limit of move time or clock."""
     after = {word: chess_text.decimal(value) for word, value in itertools.pairwise(words)}
     of_move, left = after.get("movetime"), after.get("wtime" if colour == chess.WHITE else "btime")
     if of_move is None and left is None:
@@ -353,7 +352,7 @@ def seconds(words: Sequence[str], colour: chess.Color) -> float:
 
 
 def score(eval_cp: int | None) -> str:
-    """` score cp N` or ` score mate N` for the side to move, nothing where there is none."""
+    """` score cp N` or ` score mate N` for the side to move, "" if there is no evaluation."""
     if eval_cp is None:
         return ""
     if chess_text.is_mate(eval_cp):

@@ -19,14 +19,14 @@ MIN_VALUES = 2 * WINDOW  # fewer do not tell a trend from noise
 KL_SHARE_LIMIT = 0.7
 GRAD_GROWTH_LIMIT = 10.0
 DEAD_SHARE_LIMIT = 0.9
-LEARNT = 0.95  # share of the moving average's rise after which dead groups are groups that are solved
+LEARNT = 0.95  # share of the moving average's rise after which dead groups count as solved
 
-# The noise model of the interval: what is left of the series around a polynomial is first-order autoregressive. A
+# The noise model of the interval: the residuals of the series around a polynomial are first-order autoregressive. A
 # lower degree does not follow a reward that rises fast and then stays, and takes the misfit for noise.
 TREND_DEGREE = 5
 RHOS = (0.0, 0.2, 0.4, 0.6, 0.7, 0.8, 0.85, 0.9, 0.94, 0.97, 0.99)
 SIMULATIONS = 1000
-RHO_QUANTILE = 0.25  # the assumed autocorrelation is one that would look weaker than it is in a quarter of the cases
+RHO_QUANTILE = 0.25  # the assumed autocorrelation is the one of which a quarter of estimates are below the measured one
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def judge_rows(rows: Rows) -> Verdict:
     """The verdict on a run's metrics, one mapping a step as in metrics.jsonl.
 
     The slope is that of `eval/reward` if every step has it, else of `reward/mean`: a greedy evaluation has no sampling
-    noise, but one that is taken now and then has too few values. The start and the end are always greedy.
+    noise, but one that is made only now and then has too few values. The start and the end are always greedy.
     """
     eval_x, eval_y = column(rows, "eval/reward")
     mean_x, mean_y = column(rows, "reward/mean")
@@ -80,9 +80,9 @@ def judge(
     grad_norm: Series,
     dead_share: tuple[Series, Series],
 ) -> Verdict:
-    """The verdict on series of at least 40 values.
+    """The verdict on series of at least 40 values; shorter ones fail.
 
-    `kl_share` is beta KL / (beta KL + mean |advantage|) a step, both token means: how large the penalty is beside the
+    `kl_share` is beta KL / (beta KL + mean |advantage|) per step, both token means: how large the penalty is beside the
     advantages. It is no share of the loss, whose policy term is 0 on-policy whatever its gradient. None: no KL term.
     `dead_share` is (steps, share of groups whose rewards are all equal); it counts until the reward has made 95 % of
     its rise, because solved groups are dead too.
@@ -138,14 +138,14 @@ def judge(
 
 
 def column(rows: Rows, name: str) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
-    """Steps and values of a metric where it was logged and finite."""
+    """Steps and values of a metric, where it was logged and is finite."""
     pairs = [(row["step"], _number(row[name])) for row in rows if name in row]
     pairs = [(step, value) for step, value in pairs if np.isfinite(value)]
     return np.array([step for step, _ in pairs], float), np.array([value for _, value in pairs], float)
 
 
 def moving_average(y: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-    """The mean of the last `WINDOW` values at each value, of fewer at the start."""
+    """At each value the mean of the last `WINDOW` values up to it, of fewer at the start."""
     sums = np.concatenate([[0.0], np.cumsum(y)])
     last = np.arange(1, len(y) + 1)
     first = np.maximum(last - WINDOW, 0)
@@ -157,7 +157,7 @@ def moving_average_slope(x: Real[np.ndarray, " n"], y: Float[np.ndarray, " n"]) 
 
     The slope is a fixed weighted sum of y, so the averaging, which correlates neighbouring points, needs no correction;
     the correlation of y's own noise does. Its standard error is a Bartlett sum over lags up to the window (Newey and
-    West 1987), and in place of 1.96 stands the 95 % point of |slope| / error over series of the same length without
+    West 1987), and in place of 1.96 it uses the 95 % quantile of |slope| / error over series of the same length without
     trend, whose first-order autocorrelation is that of y around a quintic, corrected for what the quintic hides.
     Measured coverage of 0 without trend: white noise 0.94 with 100 values, 0.96 with 45; autocorrelation 0.8: 0.94 and
     0.92; 0.95: 0.90 and 0.86; a random walk: 0.82, half of the misses a rise. A rise much faster than a tenth of the
@@ -214,7 +214,7 @@ def _hint(x: Array, y: Array, slope: Slope) -> str:
 
 
 def _slope_weights(n: int) -> Array:
-    """w with w @ y = the least-squares slope, a value, of the full-window moving average of y."""
+    """w with w @ y = the least-squares slope, per value, of the full-window moving average of y."""
     points = n - WINDOW + 1
     centred = np.arange(points) - (points - 1) / 2
     return np.convolve(centred / (centred @ centred), np.full(WINDOW, 1 / WINDOW))
@@ -242,7 +242,7 @@ def _standard_error(errors: Array, weights: Array) -> Array | float:
 
 @lru_cache(maxsize=8)
 def _calibration(n: int) -> tuple[Array, Array]:
-    """For each of RHOS: how strong its autocorrelation looks around a quintic; the 95 % point of |slope| / error."""
+    """For each of RHOS: the lag-1 autocorrelation that it shows around a quintic; the 95 % point of |slope| / error."""
     weights, basis = _slope_weights(n), _trend_basis(n)
     looks, critical = [], []
     for rho in RHOS:
