@@ -15,7 +15,7 @@ from rookexp.types import Prompt
 METHODS = {"task": ("select", "prompts"), "reward": ("score",)}  # methods that a run calls, also of user code
 
 
-def asked_of(config: Config, group: Literal["task", "reward"], **objects: Any) -> Any:
+def build_group(config: Config, group: Literal["task", "reward"], **objects: Any) -> Any:
     """The object that the config node of `group` builds, which may be user code.
 
     Raises: ConfigError if it lacks a method that the run calls.
@@ -46,7 +46,7 @@ def evaluation_prompts(config: Config, task: Any, objects: Config) -> tuple[Prom
     asked = config["eval"]["positions"]
     prompts_of("select", task.select(0))
     try:
-        source = task if asked is None else make(asking(config["task"], asked), **objects)
+        source = task if asked is None else make(with_positions(config["task"], asked), **objects)
     except DataError as error:
         raise DataError(f"eval.positions: {error}; eval.positions=null for the task's own") from error
     if asked is not None:
@@ -55,7 +55,7 @@ def evaluation_prompts(config: Config, task: Any, objects: Config) -> tuple[Prom
     return prompts_of("prompts", source.prompts())
 
 
-def asking(task: Config, positions: str | Mapping[str, str]) -> Config:
+def with_positions(task: Config, positions: str | Mapping[str, str]) -> Config:
     """A task's node with other positions: one file for all, or for each task named in a mix a file of its own.
 
     Raises: ConfigError if there is no `positions` key to replace.

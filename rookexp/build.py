@@ -22,10 +22,10 @@ from rookexp.hardware import Hardware
 from rookexp.models import weights
 from rookexp.objectives import likelihood
 from rookexp.per_task_sampling import ALLOWED, changed, own_lengths, own_sampling, shared_sampling
-from rookexp.policies import Pretrained, doubts
+from rookexp.policies import Pretrained, sanity_warnings
 from rookexp.returns import no_stages
 from rookexp.run_folder import run_info, runs
-from rookexp.run_folder.resume_checks import computed, tell_other_hardware
+from rookexp.run_folder.resume_checks import resolved_hardware, tell_other_hardware
 from rookexp.self_check.rehearsal import Subject
 from rookexp.tasks.mixed import notes_of
 from rookexp.track import FanOut, JsonlTracker, Tracker
@@ -110,8 +110,8 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
     grpo, hardware = config["grpo"], make(config["hardware"])
     if start.checkpoint is not None:
         fitting.refuse_another_batch(hardware, grpo["prompts_per_step"], run_folder)
-    tell_other_hardware(run_folder, config["hardware"].get("precision"), computed(hardware))
-    reward, baseline = asking.asked_of(config, "reward"), make(config["baseline"])
+    tell_other_hardware(run_folder, config["hardware"].get("precision"), resolved_hardware(hardware))
+    reward, baseline = asking.build_group(config, "reward"), make(config["baseline"])
     if baseline.by_stage and not asking.may_have_stages(reward):
         raise no_stages(baseline, reward)
     policy = load_policy(config, hardware)
@@ -133,7 +133,7 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
         "head_chunk": hardware.head_chunk,
         "seed": run.seed,
     }
-    task = asking.asked_of(config, "task", **objects)
+    task = asking.build_group(config, "task", **objects)
     for note in notes_of([task]):
         print(note, flush=True)
     tracker = build_tracker(config, run_folder, start, run.steps)
@@ -149,7 +149,7 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
     objective = make(without(grpo, ALSO["grpo"]), task=task, on_completions=on_completions, **objects)
     prompts = asking.evaluation_prompts(config, task, objects)
     if "path" in config["model"]:  # a model made with random weights is meant to have them
-        for doubt in doubts(policy, prompts, hardware.autocast):
+        for doubt in sanity_warnings(policy, prompts, hardware.autocast):
             print(f"warning: {doubt}", file=sys.stderr, flush=True)
     greedy = make(without(config["eval"], ALSO["eval"]), prompts=prompts, **objects)
 
@@ -209,7 +209,7 @@ def build_pretraining(config: Config, run_folder: Path) -> session.Training:
     texts = [read_documents(file) for file in files]
     texts[1] = texts[1][: run.validation_documents]
     hardware: Hardware = make(config["hardware"])
-    tell_other_hardware(run_folder, config["hardware"].get("precision"), computed(hardware))
+    tell_other_hardware(run_folder, config["hardware"].get("precision"), resolved_hardware(hardware))
     policy = load_policy(config, hardware)
     print(introduced(policy, hardware), flush=True)
     train, validation = (token_documents(policy, *part) for part in zip(files, texts, strict=True))

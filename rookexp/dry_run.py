@@ -50,9 +50,9 @@ def run(config: Config) -> None:
     own = build.check_config(config)
     tokenizer, places = words(config["model"])
     objects = {"tokenizer": tokenizer, "seed": own.seed}
-    task = asking.asked_of(config, "task", **objects)
+    task = asking.build_group(config, "task", **objects)
     asked = asking.evaluation_prompts(config, task, objects)
-    reward: Reward = asking.asked_of(config, "reward")
+    reward: Reward = asking.build_group(config, "reward")
     for note in notes_of([task]):
         print(note)
     shared = per_task_sampling.shared_sampling(config["grpo"])

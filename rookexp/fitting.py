@@ -29,10 +29,10 @@ from rookexp.probes import (
     Decoding,
     Rung,
     WorstCase,
-    decoded,
     evaluation_batch,
     forecast,
-    measured,
+    probe_decoding,
+    probe_update,
     refuse_what_cannot_be_decoded,
     table,
     unchanged,
@@ -123,7 +123,7 @@ class Finder:
                 continue
             sampling = next(case for case in self.decodings if case.what == "sampling")
             more = replace(sampling, prompts=-(-sampling.prompts * prompts // batch.prompts))
-            tried += decoded(trainer, more, self.memory, self.hardware.autocast)
+            tried += probe_decoding(trainer, more, self.memory, self.hardware.autocast)
             if tried[-1].fits:
                 return prompts, tried
         return batch.prompts, tried
@@ -273,10 +273,10 @@ def climb(
         # The KV cache that recorded steps share stays allocated while weights are updated.
         if getattr(trainer.policy, "replays", None) is not None:
             for each in decodings:
-                decoded(trainer, each, memory, autocast)
+                probe_decoding(trainer, each, memory, autocast)
         rungs = ascend(trainer, case, memory)
         if rungs[0].fits:
-            rungs += [rung for each in decodings for rung in decoded(trainer, each, memory, autocast)]
+            rungs += [rung for each in decodings for rung in probe_decoding(trainer, each, memory, autocast)]
     memory.restart()
     return rungs
 
@@ -290,7 +290,7 @@ def ascend(trainer: Trainer, case: WorstCase, memory: Memory) -> list[Rung]:
     for rows in [*(size for size in SIZES if size < case.rows), *([case.rows] if case.rows <= SIZES[-1] else [])]:
         if forecast(rungs, rows) > 1:  # on a CPU the system would kill the process
             break
-        rungs.append(measured(trainer, case, rows, memory))
+        rungs.append(probe_update(trainer, case, rows, memory))
         if not rungs[-1].fits:
             break
     return rungs

@@ -24,7 +24,7 @@ from rookexp.tokenizers import Tokenizer
 from rookexp.types import Prompt
 
 EMBEDDING_STD = 0.02  # of GPT-2's initial weights
-PROBED, PROBE_TOKENS = 4, 160  # prompts of each kind that `doubts` answers, and tokens of the longest answer
+PROBED, PROBE_TOKENS = 4, 160  # prompts of each kind that `sanity_warnings` answers, and tokens of the longest answer
 QUOTED = 40  # characters of an answer that are shown
 KNOWN = {"P": "93 of 100", "A": "all"}  # how many of the released model's greedy answers have the format
 
@@ -65,7 +65,7 @@ def load(folder: Path) -> Pretrained:
     return Pretrained(model, tokenizer)
 
 
-def doubts(
+def sanity_warnings(
     policy: Pretrained, prompts: Sequence[Prompt], autocast: Callable[[], AbstractContextManager[None]]
 ) -> list[str]:
     """Warnings: one if some prompts' tokens do not decode to their text, as when a character has no token, and one for
@@ -89,7 +89,7 @@ def doubts(
         with autocast():
             samples = generate.greedy(policy.model, [p.ids for p in probed], PROBE_TOKENS, policy.tokenizer.eot_id)
         texts = completion_texts(samples, policy.tokenizer)
-        wrong = [text for prompt, text in zip(probed, texts, strict=True) if not formed(prompt, text)]
+        wrong = [text for prompt, text in zip(probed, texts, strict=True) if not is_well_formed(prompt, text)]
         if 2 * len(wrong) > len(probed):
             found.append(
                 f"{len(probed) - len(wrong)} of {len(probed)} greedy answers have the format of {kind}: "
@@ -98,7 +98,7 @@ def doubts(
     return found
 
 
-def formed(prompt: Prompt, text: str) -> bool:
+def is_well_formed(prompt: Prompt, text: str) -> bool:
     """Whether a completion has the format that its prompt asks for, whatever it says."""
     if prompt.task == "A":
         return chess_text.parse_a_completion(text).valid

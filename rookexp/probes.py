@@ -87,7 +87,7 @@ class Decoding:
         return self.prompts * self.group_size * (self.prompt + self.sampling.max_new_tokens)
 
 
-def measured(trainer: Trainer, case: WorstCase, rows: int, memory: Memory) -> Rung:
+def probe_update(trainer: Trainer, case: WorstCase, rows: int, memory: Memory) -> Rung:
     """Runs optimizer steps of two micro-batches of `rows`, if a step has that many; gradients are held in between.
 
     The first creates the optimizer's state, one is diagnosed as in the run, if any is, and the last is timed.
@@ -141,7 +141,7 @@ def unchanged(trainer: Trainer) -> Iterator[None]:
             group["lr"] = rate
 
 
-def decoded(
+def probe_decoding(
     trainer: Trainer, case: Decoding, memory: Memory, autocast: Callable[[], AbstractContextManager[None]]
 ) -> list[Rung]:
     """Rungs of a quarter of the batch, half of it and all of it, decoded beside the optimizer state; no row ends early.
@@ -181,7 +181,7 @@ def decoded(
 def evaluation_batch(rungs: Sequence[Rung]) -> int | None:
     """How many prompts to evaluate at a time if the whole batch does not fit; None if it does or there is none.
 
-    Of the evaluation's rungs, which are those of `decoded`, at least one must fit.
+    Of the evaluation's rungs, which are those of `probe_decoding`, at least one must fit.
     """
     tried = [rung for rung in rungs if rung.what == "evaluation"]
     return None if not tried or tried[-1].fits else max(rung.rows for rung in tried if rung.fits)

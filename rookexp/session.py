@@ -31,7 +31,7 @@ from rookexp.hardware import Hardware
 from rookexp.optim import AdamW
 from rookexp.policies import Pretrained
 from rookexp.run_folder import fingerprints, hub, report
-from rookexp.run_folder.resume_checks import computed
+from rookexp.run_folder.resume_checks import resolved_hardware
 from rookexp.run_folder.run_info import write_run_info
 from rookexp.self_check import checkup
 from rookexp.self_check.rehearsal import Finding, Size, Subject
@@ -72,7 +72,7 @@ class Training:
     stop: stop.Stop
     saver: checkpoint.Saver
     finder: Finder | None  # finds the micro-batch; None = it is as configured
-    computed: Mapping[str, Any]  # the hardware's settings, resolved
+    hardware: Mapping[str, Any]  # the hardware's settings, resolved
     subject: Subject | None = None  # what a self-check examines; None = it has none
 
 
@@ -170,7 +170,7 @@ def assemble(
         diagnose_every=diagnose_every,
         after_step=after_step,
     )
-    return Training(trainer, tracker, start, asked, saver, finder, computed(hardware))
+    return Training(trainer, tracker, start, asked, saver, finder, resolved_hardware(hardware))
 
 
 def pretrain(training: Training, config: Mapping[str, Any], folder: Path) -> None:
@@ -264,7 +264,7 @@ def tracked(training: Training, config: Mapping[str, Any], folder: Path, door_na
     def note() -> None:
         nonlocal command
         command = f"python -m rookexp.{door_name} {shlex.quote(f'resume={folder}')}"
-        write_run_info(folder, config, sys.argv, {"hardware": training.computed, "data": fingerprints.of_data(config)})
+        write_run_info(folder, config, sys.argv, {"hardware": training.hardware, "data": fingerprints.of_data(config)})
         door.note_start(folder)
 
     if training.start.checkpoint is None:

@@ -93,11 +93,11 @@ def test_the_evaluation_asks_the_tasks_prompts_or_those_on_other_positions() -> 
 
 def test_of_several_tasks_each_that_is_named_is_evaluated_on_its_own_file() -> None:
     node = {"tasks": {"P": {"positions": "one", "seed": 1}, "A": {"positions": "two"}, "R": {"data": "x"}}}
-    found = asking.asking(node, {"A": "other"})
+    found = asking.with_positions(node, {"A": "other"})
     assert found == {"tasks": {**node["tasks"], "A": {"positions": "other"}}}
     assert node["tasks"]["A"] == {"positions": "two"}  # what trains keeps its own
     for own in (node, {"positions": "one"}, {"tasks": 3}):
-        assert asking.asking(own, {}) == own
+        assert asking.with_positions(own, {}) == own
 
 
 def of_another_kind(positions: str) -> None:
@@ -136,7 +136,7 @@ def test_a_file_of_another_kind_of_task_is_refused_with_the_remedy() -> None:
 )
 def test_positions_that_no_task_could_ask_are_refused(asked: object, node: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        asking.asking(node, asked)
+        asking.with_positions(node, asked)
 
 
 def test_only_the_number_of_prompts_that_is_a_steps_grows_wherever_it_stands() -> None:

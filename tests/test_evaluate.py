@@ -112,7 +112,9 @@ def speak(monkeypatch: pytest.MonkeyPatch) -> Callable[[Say], list[int]]:
 
 def gold(prompt: str) -> str:
     """The rest of the document that the prompt begins."""
-    document, *more = [t for t in (*P_DOCUMENTS, *A_DOCUMENTS, *made.first_moves()[:-1]) if t.startswith(prompt)]
+    document, *more = [
+        t for t in (*P_DOCUMENTS, *A_DOCUMENTS, *made.first_move_documents()[:-1]) if t.startswith(prompt)
+    ]
     assert set(more) <= {document}
     return document[len(prompt) :]
 

@@ -150,7 +150,7 @@ def test_figures_of_games_count_moves_games_and_partings() -> None:
 
 
 def test_first_moves_are_all_twenty() -> None:
-    documents = made.first_moves()
+    documents = made.first_move_documents()
     assert len(set(documents)) == 20
     assert all(text.endswith("+0.001+0+0") for text in documents)
 

@@ -62,7 +62,7 @@ def run(folder: Path, seed: int, learns: int) -> Path:
     found = []
     for step in STEPS:
         found.append(greedy(trained, step, trained.moves[0], 1.0))  # is not held out
-        found.append({"step": step, "kind": "greedy", "prompt": made.first_moves()[0][:70], "completion": "x"})
+        found.append({"step": step, "kind": "greedy", "prompt": made.first_move_documents()[0][:70], "completion": "x"})
         found += [greedy(row, step, row.moves[0], 1.0) for row in sides["w"]]
         for i, row in enumerate(sides["b"]):
             right = i < learns * step // STEPS[-1]
@@ -80,7 +80,10 @@ def evaluation(folder: Path, wrong: int) -> None:
         for move in ("e7e5", "a7a6")
     ]
     rows = []
-    for part, golds in (("first moves, A", made.first_moves()), ("x.txt, A", [*later, made.first_moves()[0]])):
+    for part, golds in (
+        ("first moves, A", made.first_move_documents()),
+        ("x.txt, A", [*later, made.first_move_documents()[0]]),
+    ):
         for i, gold in enumerate(golds):
             prompt = chess_text.prompt_of(gold)
             right = i >= wrong or part != "first moves, A"

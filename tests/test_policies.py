@@ -65,20 +65,20 @@ def prompts(policy: policies.Pretrained) -> list[Prompt]:
 def test_a_model_that_cannot_do_its_task_is_doubted_once_for_each_kind_of_prompt() -> None:
     sizes = {"n_layer": 1, "n_head": 1, "n_embd": 8, "n_positions": 200, "seed": 0}
     policy = policies.random_gpt2(tokenizer="square_aware", spelled=False, **sizes)
-    first, second = policies.doubts(policy, prompts(policy), nullcontext)
+    first, second = policies.sanity_warnings(policy, prompts(policy), nullcontext)
     assert first.startswith("0 of 4 greedy answers have the format of P: '")
     assert first.endswith("'; is this the right model? Of the released one, 93 of 100 have it")
     assert second.startswith("0 of 4 greedy answers have the format of A: '")
-    assert policies.doubts(policy, [], nullcontext) == []
+    assert policies.sanity_warnings(policy, [], nullcontext) == []
     small = policies.random_gpt2(tokenizer="square_aware", spelled=False, **{**sizes, "n_positions": 4})
-    assert policies.doubts(small, prompts(small), nullcontext) == [], "no room to be asked"
+    assert policies.sanity_warnings(small, prompts(small), nullcontext) == [], "no room to be asked"
 
 
 def test_prompts_that_the_tokenizer_cannot_spell_are_counted(root: Path) -> None:
     policy = policies.load(root / "rookexp" / "assets" / "rook_nano")
     asked = prompts(policy)
     odd = Prompt(text="P: é8", ids=tuple(policy.tokenizer.encode("P: é8")), answer=None, task="text")
-    (line,) = policies.doubts(policy, [*asked, odd], nullcontext)
+    (line,) = policies.sanity_warnings(policy, [*asked, odd], nullcontext)
     assert line.startswith(f"the tokens of 1 of {len(asked) + 1} prompts spell another text: of 'P: é8' is left 'P: ")
 
 
@@ -86,7 +86,7 @@ def test_the_embedded_model_is_not_doubted_and_asked_quickly(root: Path) -> None
     policy = policies.load(root / "rookexp" / "assets" / "rook_nano")
     asked, state = prompts(policy), torch.get_rng_state()
     began = time.process_time()
-    assert policies.doubts(policy, asked, nullcontext) == []
+    assert policies.sanity_warnings(policy, asked, nullcontext) == []
     assert time.process_time() - began < 2, "0.4 s on an idle machine"
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -102,7 +102,7 @@ def test_the_embedded_model_is_not_doubted_and_asked_quickly(root: Path) -> None
     ],
 )
 def test_a_format_is_kept_whatever_is_said(task: str, prompt: str, text: str, right: bool) -> None:
-    assert policies.formed(Prompt(text=prompt, ids=(), answer=None, task=task), text) == right
+    assert policies.is_well_formed(Prompt(text=prompt, ids=(), answer=None, task=task), text) == right
 
 
 def test_a_tokenizer_that_is_neither_a_name_nor_a_folder_is_refused() -> None:

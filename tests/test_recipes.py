@@ -163,7 +163,7 @@ def settled(folder: Path, name: str, *words: str) -> dict[str, Any]:
         config = hydra.compose(name, [], return_hydra_config=True)
         with open_dict(config):
             config.hydra.job.config_name = name
-        return door.plain(hydra.compose(name, probe.settled(words, config)))
+        return door.plain(hydra.compose(name, probe.job_overrides(words, config)))
 
 
 @pytest.mark.parametrize(("name", "more"), [("config", ["sweep=own"]), ("swept", [])])

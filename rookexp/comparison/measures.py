@@ -75,7 +75,7 @@ def unlike(
     defining = FIGURES[figure][2]
     if figure == "slope" and ours.get("eval.every") == theirs.get("eval.every") == 1:  # of greedy answers
         defining = SCORED
-    for key in sorted((ours.keys() | theirs.keys()) - runs.following([ours, theirs])):
+    for key in sorted((ours.keys() | theirs.keys()) - runs.seed_following_keys([ours, theirs])):
         if ours.get(key) != theirs.get(key) and runs.within(key, defining):
             return f"not the same measure: {key} differs"
     return asked_apart(our_asked, their_asked) if figure in ON_PROMPTS else None

@@ -99,7 +99,7 @@ def compare(folders: Sequence[Path], *, baseline: str | None = None) -> Comparis
         raise DataError(f"{why}; allowed: run folders (with a {CONFIG}) and folders that hold them")
     notes = [f"{folder}: no run in it; left out" for folder, some in inside.items() if folder.is_dir() and not some]
     read = [runs.read(folder) for folder in dict.fromkeys(path.resolve() for path in found)]
-    follow = runs.following([runs.flat(run.config) for run in read])
+    follow = runs.seed_following_keys([runs.flat(run.config) for run in read])
     groups: dict[str, list[Run]] = {}
     for run in read:
         groups.setdefault(_group(run, follow), []).append(run)
@@ -158,7 +158,9 @@ def _group(run: Run, follow: Collection[str]) -> str:
     number = trial(run).get("trial")
     if number is not None:
         return f"{run.folder.parent}\n{number}"
-    told = {key: value for key, value in runs.flat(run.config).items() if runs.told(key) and key not in follow}
+    told = {
+        key: value for key, value in runs.flat(run.config).items() if runs.affects_training(key) and key not in follow
+    }
     return json.dumps(told, sort_keys=True, default=str)
 
 
@@ -294,7 +296,9 @@ def _anew(run: Run) -> list[str]:
     for before, argv in itertools.pairwise(starts):
         typed = {word: re.split(r"[=.@]", word.lstrip("+~"))[0] for word in argv if "=" in word and word[:1] != "-"}
         if "resume" in typed.values():
-            found += [w for w, key in typed.items() if w not in before and runs.told(key) and key not in SILENT]
+            found += [
+                w for w, key in typed.items() if w not in before and runs.affects_training(key) and key not in SILENT
+            ]
     return found
 
 

@@ -137,7 +137,7 @@ class Exam:
 
     def document_parts(self) -> Iterator[Callable[[], Iterator[Part]]]:
         """Yields a part for each task of each file, and one of illegal moves in the positions of its A documents."""
-        unlike(self.files)
+        refuse_same_names(self.files)
         for file in self.files:
             for task, texts in tasks_of(file, read_documents(file)).items():
                 yield self.documents(f"{file.name}, {task}", file, texts, self.limit)
@@ -147,7 +147,7 @@ class Exam:
 
     def made_parts(self) -> Iterator[Callable[[], Iterator[Part]]]:
         """Yields a part of all first moves of a game: they are few, and models get them wrong."""
-        yield self.documents("first moves, A", Path("first moves"), made.first_moves(), None)
+        yield self.documents("first moves, A", Path("first moves"), made.first_move_documents(), None)
 
     def documents(self, name: str, file: Path, texts: Sequence[str], limit: int | None) -> Callable[[], Iterator[Part]]:
         """The part of documents of one task: the first `limit` of those that ask different questions.
@@ -211,7 +211,7 @@ class Exam:
 
     def mate_parts(self) -> Iterator[Callable[[], Iterator[Part]]]:
         """Yields a part for each file of problems."""
-        unlike(self.mate_paths)
+        refuse_same_names(self.mate_paths)
         for file in self.mate_paths:
             problems, skipped = mates.read(file)
             yield partial(self.mates, file, problems[: self.limit], len(problems), skipped)
@@ -270,7 +270,7 @@ def counted(asked: int, total: int, what: str) -> str:
     return f"{total} {what}" if asked == total else f"the first {asked} of {total} {what}"
 
 
-def unlike(files: Sequence[Path]) -> None:
+def refuse_same_names(files: Sequence[Path]) -> None:
     """Raises: DataError for two files of the same name."""
     if len({file.name for file in files}) < len(files):
         names = ", ".join(map(str, files))

@@ -11,7 +11,7 @@ from rookexp import chess_text
 from rookexp.errors import DataError
 from rookexp.tasks import shards
 from rookexp.tasks.environment import Unobservable, document_of, question_of
-from rookexp.tasks.released import whole
+from rookexp.tasks.released import single_document
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "assets" / "positions" / "transitions-eval.txt"
 QUOTED = 60  # characters of a document
@@ -62,7 +62,7 @@ def _stated(text: str | shards.NoText) -> str:
     """The document of a row, "" where it is blank. Raises: ValueError for none or several."""
     if isinstance(text, shards.NoText):
         raise ValueError(text.why)
-    return whole(text)
+    return single_document(text)
 
 
 def whole_document(row: Any) -> str:

@@ -108,7 +108,7 @@ class Replays:
         capacity = -(-(steps - 1) // WINDOW) * WINDOW  # the last token drawn is never fed back
         key = (product_dtype(uniforms.device.type), prompts, n, size, capacity, sampling, eot_id)
         shape = size, n // prompts, capacity
-        floats = StaticCache.floats(cache, *shape)
+        floats = StaticCache.element_count(cache, *shape)
         if self.memory is None or len(self.memory) < floats:
             self.batches.clear()
             self.memory = None  # freed before the new one is allocated

@@ -17,13 +17,13 @@ class StaticCache(KVCache):
     """
 
     def __init__(self, like: KVCache, size: int, group_size: int, capacity: int, memory: Float[Tensor, " m"]) -> None:
-        """Room for prompts as in `like`, of up to `size` tokens each, in the first `floats(...)` items of `memory`."""
+        """Room for prompts as in `like`, up to `size` tokens each, in the first `element_count` items of `memory`."""
         layers, prompts, heads, _, width = like.prompt_keys.shape
         shape = layers, prompts, heads, size, width
         each = torch.Size(shape).numel()
         keys, values = memory[: 2 * each].view(2, *shape)
         super().__init__(keys, values, torch.zeros_like(like.lengths), group_size, 0)
-        own = memory[2 * each : self.floats(like, size, group_size, capacity)]
+        own = memory[2 * each : self.element_count(like, size, group_size, capacity)]
         self.own = own.view(layers, 2, prompts, heads, group_size, capacity, width)
         self._assign(self.owner)
         self.slots = torch.arange(capacity, device=memory.device)
@@ -32,7 +32,7 @@ class StaticCache(KVCache):
         self.window = 0  # slots that `attend` reads
 
     @staticmethod
-    def floats(like: KVCache, size: int, group_size: int, capacity: int) -> int:
+    def element_count(like: KVCache, size: int, group_size: int, capacity: int) -> int:
         """The number of elements of memory that such a cache takes."""
         layers, prompts, heads, _, width = like.prompt_keys.shape
         return 2 * layers * heads * width * prompts * (size + group_size * capacity)

@@ -44,7 +44,7 @@ class Question:
 
 
 @dataclass(slots=True)
-class Tally:
+class StepCounters:
     """Counters since a step began."""
 
     asked: int = 0  # different questions of each batch
@@ -81,7 +81,7 @@ class EnginePool:
         self._engines = [Lasting(start, retries=retries) for _ in range(processes)]
         self._jobs: queue.SimpleQueue[tuple[Callable[[int], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._begun: dict[Question, Future[list[Line]]] = {}
-        self._tally = Tally()
+        self._tally = StepCounters()
         self._lock = threading.Lock()
         self._working = 0
         self._since = 0.0
@@ -100,7 +100,7 @@ class EnginePool:
 
     def begin(self, questions: Sequence[Question]) -> None:
         """Begins a step: resets the counters and starts to analyse what will be asked for; returns at once."""
-        self._tally = Tally()
+        self._tally = StepCounters()
         self._begun = self._asked(questions)
 
     def analyse(self, questions: Sequence[Question]) -> list[list[Line]]:

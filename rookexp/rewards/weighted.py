@@ -30,7 +30,9 @@ class WeightedPolicy(PJudged):
     def __init__(
         self, *, format: Weight, best: Weight, candidates: Weight, evals: Weight, judge: Judge, shaping: Shaping
     ) -> None:
-        self.weights = some({"format": format, "best": best, "candidates": candidates, "evals": evals})
+        self.weights = require_positive_weight(
+            {"format": format, "best": best, "candidates": candidates, "evals": evals}
+        )
         self.judge = judge
         self.shaping = shaping
 
@@ -54,7 +56,7 @@ class WeightedEnvironment(AJudged):
     """
 
     def __init__(self, *, format: Weight, fen: Weight, flags: Weight, value: Weight, shaping: Shaping) -> None:
-        self.weights = some({"format": format, "fen": fen, "flags": flags, "value": value})
+        self.weights = require_positive_weight({"format": format, "fen": fen, "flags": flags, "value": value})
         self.shaping = shaping
 
     def worth(self, given: Given, truth: Transition) -> Row:
@@ -80,7 +82,7 @@ def shaped_mean(weights: Mapping[str, float], formed: bool, content: Mapping[str
     return {"reward": shaping.shaped(raw, formed), "raw": raw, **counted}
 
 
-def some(weights: Mapping[str, float]) -> Mapping[str, float]:
+def require_positive_weight(weights: Mapping[str, float]) -> Mapping[str, float]:
     """`weights`, unchanged.
 
     Raises: ConfigError where all are 0.

@@ -139,7 +139,7 @@ def training(origin: Origin) -> Iterator[str]:
             yield f"- {group.capitalize()}: {spelled(run.config[group])}"
     if "corpus" in run.config:
         yield f"- Corpus: {portable(run.config['corpus'])}"
-    kept = {key: value for key, value in run.config.items() if runs.told(key) or key == runs.SEED}
+    kept = {key: value for key, value in run.config.items() if runs.affects_training(key) or key == runs.SEED}
     heading = "Configuration, as far as it shapes the result"
     yield f"\n<details><summary>{heading}</summary>\n\n```yaml\n{dumped(kept)}```\n\n</details>"
 

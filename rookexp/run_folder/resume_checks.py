@@ -37,7 +37,7 @@ def refuse_other(folder: Path, config: Mapping[str, Any], *, swept: bool) -> Non
         return  # nothing to resume, which the start reports
     before, now = runs.flat(runs.read_config(folder)), runs.flat(redacted(config))
     judged = _trains if swept else _measures
-    follow = runs.following([before, now])
+    follow = runs.seed_following_keys([before, now])
     changed = {
         key: f"{key} was {_spell(before, key)}, now {_spell(now, key)}"
         for key in dict.fromkeys([*before, *now])
@@ -81,7 +81,7 @@ def _refuse_other_data(folder: Path, newest: Path, config: Mapping[str, Any]) ->
                 )
 
 
-def computed(hardware: Hardware) -> dict[str, Any]:
+def resolved_hardware(hardware: Hardware) -> dict[str, Any]:
     """The resolved hardware settings, without `auto` or null; the micro-batch is None where `hardware.fit` finds it."""
     rows = None if hardware.fit else hardware.micro_batch
     return {**hardware.describe(), "micro_batch": rows, "head_chunk": hardware.head_chunk}
@@ -117,8 +117,8 @@ def _in_checkpoint(key: str, before: Mapping[str, Any]) -> bool:
 
 
 def _trains(key: str, before: Mapping[str, Any]) -> bool:
-    """Whether a key determines what a sweep's job trains: the seed, and what `runs.told` says, less the hardware."""
-    return key == runs.SEED or (runs.told(key) and key.split(".")[0] != "hardware")
+    """Whether a key determines what a sweep's job trains: the seed, and what affects training but for the hardware."""
+    return key == runs.SEED or (runs.affects_training(key) and key.split(".")[0] != "hardware")
 
 
 def _measures(key: str, before: Mapping[str, Any]) -> bool:

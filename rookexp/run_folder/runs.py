@@ -178,13 +178,13 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]
     A key that a config does not have has the value `ABSENT` there.
     """
     flats = [flat(config) for config in configs]
-    follow = following(flats)
-    keys = dict.fromkeys(key for each in flats for key in each if told(key) and key not in follow)
+    follow = seed_following_keys(flats)
+    keys = dict.fromkeys(key for each in flats for key in each if affects_training(key) and key not in follow)
     columns = {key: tuple(each.get(key, ABSENT) for each in flats) for key in keys}
     return {key: values for key, values in columns.items() if len({repr(value) for value in values}) > 1}
 
 
-def following(flats: Sequence[Mapping[str, Any]]) -> set[str]:
+def seed_following_keys(flats: Sequence[Mapping[str, Any]]) -> set[str]:
     """The keys `*.seed` that equal the run's `seed` in each flat configuration that has them, as for random weights.
 
     In each, because in one run of several a fixed seed may equal the run's by chance.
@@ -198,7 +198,7 @@ def within(key: str, groups: Collection[str]) -> bool:
     return any(key == group or key.startswith(f"{group}.") for group in groups)
 
 
-def told(key: str) -> bool:
+def affects_training(key: str) -> bool:
     """Whether a dotted key affects what is trained; the seed does not count, nor do the keys of `RUN_ONLY`."""
     return key != SEED and key.split(".")[0] not in RUN_ONLY
 

@@ -19,7 +19,7 @@ from rookexp.sweep.space import Listed, Point, Scalar, Space
 MOST = 20  # points tried for a value, and points tried in all while none is valid
 
 
-def settled(overrides: Sequence[str], config: DictConfig) -> list[str]:
+def job_overrides(overrides: Sequence[str], config: DictConfig) -> list[str]:
     """The overrides that a job of the sweep composes, such that an option beside a recipe stands as in its file."""
     places = composing.searchpath(OmegaConf.select(config, "hydra.overrides.hydra") or ())
     try:
@@ -42,7 +42,7 @@ def refuse_wrong_values(space: Space, config: DictConfig, context: HydraContext,
 
     def error_of(point: Point) -> Exception | None:
         try:
-            composed = context.config_loader.load_sweep_config(config, settled(space.job(point), config))
+            composed = context.config_loader.load_sweep_config(config, job_overrides(space.job(point), config))
             if check is not None:
                 job = resolved(composed)
                 check(job)

@@ -229,7 +229,7 @@ def param_of(override: Override) -> Param:
     else:
         if log:
             raise check.refusal(key, declared, "allowed with log: interval or range; a list has no scale")
-        listed = mixed(sweep.list, sweep.shuffle) if isinstance(sweep, ChoiceSweep) else override.sweep_iterator()
+        listed = shuffled(sweep.list, sweep.shuffle) if isinstance(sweep, ChoiceSweep) else override.sweep_iterator()
         items: dict[str, Scalar] = {}
         for item in listed:
             if not any(_same(plain(item), value) for value in items.values()):  # 1 and 1.0 are one point
@@ -253,11 +253,11 @@ def range_values(sweep: RangeSweep) -> tuple[list[int] | list[float], int | floa
         raise ConfigError(f"range({start}, {stop}, {step}): allowed: a step that is not 0")
     values = [start + step * i for i in range(max(0, math.ceil((stop - start) / step)))]
     if all(isinstance(end, int) for end in ends):
-        return mixed([int(value) for value in values], sweep.shuffle), int(step)
-    return mixed([float(value) for value in values], sweep.shuffle), float(step)
+        return shuffled([int(value) for value in values], sweep.shuffle), int(step)
+    return shuffled([float(value) for value in values], sweep.shuffle), float(step)
 
 
-def mixed(values: list[Any], shuffle: bool) -> list[Any]:
+def shuffled(values: list[Any], shuffle: bool) -> list[Any]:
     """The values as they are, or shuffled with a fixed seed, so that a resumed sweep has the same order."""
     return random.Random(0).sample(values, len(values)) if shuffle else values
 

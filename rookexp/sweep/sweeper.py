@@ -86,7 +86,7 @@ def planned(arguments: Sequence[str], config: DictConfig, context: HydraContext,
     own.make_sampler(0)
     own.make_pruner()
     probe.refuse_wrong_values(found, config, context, refuse)
-    base = context.config_loader.load_sweep_config(config, probe.settled(found.fixed, config))
+    base = context.config_loader.load_sweep_config(config, probe.job_overrides(found.fixed, config))
     seed = seed_of(typed)
     if seed is None and own.seeds == 1:
         seed = base[runs.SEED]  # a user's own config file may set it
@@ -200,7 +200,7 @@ class Sweep:
             folder = self.plan.job_folder(number)
             if outcome.read(folder).status in outcome.ENDED:
                 continue
-            overrides = [*probe.settled(self.plan.space.job(point), self.config), f"{runs.SEED}={seed}"]
+            overrides = [*probe.job_overrides(self.plan.space.job(point), self.config), f"{runs.SEED}={seed}"]
             if self.deaths[number] == DEATHS:
                 outcome.fail(folder, f"launched {DEATHS} times without an end: {self.last_death}")
                 continue

@@ -10,7 +10,7 @@ import chess
 from rookexp import chess_text
 
 
-def first_moves() -> list[str]:
+def first_move_documents() -> list[str]:
     """The A document of every first move of a game."""
     return [_document(chess.STARTING_FEN, move, ()) for move in sorted(chess_text.legal_ucis(chess.Board()))]
 

@@ -257,7 +257,7 @@ def row_of(text: str) -> tuple[Annotation | EnvironmentPrompt, str]:
 
     Raises: ValueError saying what is wrong with it.
     """
-    text = whole(text)
+    text = single_document(text)
     if text.startswith("P: "):
         return annotation_of(text)
     if text.count("+") != 6:
@@ -266,7 +266,7 @@ def row_of(text: str) -> tuple[Annotation | EnvironmentPrompt, str]:
     return question, question.move
 
 
-def whole(text: str) -> str:
+def single_document(text: str) -> str:
     """The one document in the text of a data set's row, without ends of text and outer spaces.
 
     Seven fields without `A: ` in front get it: some data sets have their A documents so.

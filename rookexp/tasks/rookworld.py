@@ -31,8 +31,8 @@ from rookexp.tasks.passes import Passes
 from rookexp.types import Prompt, Tokenizer
 
 PAWNS = {chess.PAWN: 1, chess.KNIGHT: 3, chess.BISHOP: 3, chess.ROOK: 5, chess.QUEEN: 9}
-CLEAR, FEW = 5, 8  # for `doubts`: pawns up or down, and the fewest such positions to judge by
-LOOKED_AT = 1000  # rows that `doubts` checks
+CLEAR, FEW = 5, 8  # for `data_warnings`: pawns up or down, and the fewest such positions to judge by
+LOOKED_AT = 1000  # rows that `data_warnings` checks
 
 
 class PolicyTask:
@@ -77,7 +77,7 @@ class PolicyTask:
             "repeat an earlier one, and are asked all the same": len(rows) - len({row.fen for row in rows}),
         }
         self.said = [f"{source}: {count} of {len(rows)} positions {what}" for what, count in counts.items() if count]
-        self.said += doubts(rows[:LOOKED_AT], source)
+        self.said += data_warnings(rows[:LOOKED_AT], source)
         without = next((row for row in rows if not row.moves), None)
         if analysed and without:
             raise DataError(
@@ -150,7 +150,7 @@ class PolicyTask:
         return Prompt(text=text, ids=tuple(self.tokenizer.encode(text)), answer=row, task="P")
 
 
-def doubts(rows: Sequence[Annotation], source: str) -> list[str]:
+def data_warnings(rows: Sequence[Annotation], source: str) -> list[str]:
     """A line for each colour whose best evaluations contradict the material, as if not given for the side to move.
 
     Judged by positions with the side to move CLEAR pawns up or down; in the package's own the two always agree.
