@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -129,7 +130,8 @@ def table(family: str, variants: Mapping[str, Sequence[str]]) -> list[str]:
 def spelled(interval: statistics.Interval, *, signed: bool = False) -> str:
     """A value and its interval."""
     form = "+.3f" if signed else ".3f"
-    return f"{interval.value:{form}} [{interval.low:{form}}, {interval.high:{form}}]"
+    bounds = "" if math.isnan(interval.low) else f" [{interval.low:{form}}, {interval.high:{form}}]"
+    return f"{interval.value:{form}}{bounds}"
 
 
 INTRO = f"""\

@@ -28,7 +28,9 @@ class Sampling:
     top_k: Annotated[int, Ge(1)] | None  # only the k most likely tokens; None = all
     top_p: Annotated[float, Gt(0), Le(1)] | None  # only the fewest tokens with this share of the mass; None = all
     max_new_tokens: Annotated[int, Ge(1)]  # longest completion in tokens, end-of-text included
-    lookup: Annotated[int, Ge(0)] = 0  # tokens guessed from the text so far and checked in one forward; 0 = none
+    lookup: Annotated[int, Ge(0), Le(64)] = (
+        0  # tokens guessed from the text so far and checked in one forward; 0 = none
+    )
 
     @property
     def blind(self) -> bool:

@@ -55,7 +55,7 @@ class Hardware:
         self,
         *,
         device: Literal["auto", "cpu", "cuda", "mps"],
-        threads: Annotated[int, Ge(1)] | None,
+        threads: Annotated[int, Ge(1), Le(1024)] | None,
         precision: Literal["auto", "fp32", "bf16"],
         decode: Literal["eager", "cuda_graph"],
         micro_batch: Annotated[int, Ge(1)] | None,

@@ -34,7 +34,7 @@ from rookexp.run_folder import fingerprints, hub, report
 from rookexp.run_folder.resume_checks import resolved_hardware
 from rookexp.run_folder.run_info import write_run_info
 from rookexp.self_check import checkup
-from rookexp.self_check.rehearsal import Finding, Size, Subject
+from rookexp.self_check.rehearsal import Finding, Size, Skipped, Subject
 from rookexp.sweep.job import Trial
 from rookexp.track import FanOut
 from rookexp.trainer import Objective, Trainer
@@ -210,6 +210,8 @@ def train(training: Training, config: Mapping[str, Any], folder: Path, trial: Tr
         report.plot(rows, folder / track.CURVES, title=title)  # before the trackers close: W&B keeps it
     if trial is not None:
         trial.finished(rows)
+    if door.in_a_sweep() and isinstance(ending := training.stop.ending(trainer.steps), RunStopped):
+        raise ending  # the run is complete, the sweep is not
     completions = [row for row in track.read_jsonl(folder / track.COMPLETIONS) if row["kind"] == "greedy"]
     report.show(rows, completions, judged, folder, samples=SAMPLES)
     if judged is not None and not judged.passed and config["verdict"] == "require":
@@ -223,9 +225,10 @@ def examine(training: Training, size: Size) -> None:
     Raises: CheckupFailed naming the checks that found something.
     """
     assert training.subject is not None
-    began, found, count = time.perf_counter(), [], 0
+    began, found, count, skipped = time.perf_counter(), [], 0, 0
     for line in checkup.examine(training.subject, size):
         count += 1
+        skipped += isinstance(line.result, Skipped)
         wrong = isinstance(line.result, Finding)
         if wrong:
             found.append(line.name)
@@ -234,7 +237,8 @@ def examine(training: Training, size: Size) -> None:
     if found:
         names = ", ".join(found)
         raise CheckupFailed(f"the self-check found something: {names}; mend it, or train unchecked with doctor=off")
-    print(f"self-check: nothing found by {count} checks in {time.perf_counter() - began:.1f}s", flush=True)
+    checks = f"{count - skipped} checks" + (f" ({skipped} do not apply: see doctor)" if skipped else "")
+    print(f"self-check: nothing found by {checks} in {time.perf_counter() - began:.1f}s", flush=True)
 
 
 def fit(training: Training, folder: Path) -> None:

@@ -29,6 +29,7 @@ SECONDS = "SWEEP_TASK_SECONDS"  # a step takes
 
 def task(config: dict[str, Any], folder: Path) -> None:
     """Writes what a training would."""
+    assert door.typed(), "as a training asks before it begins"
     with job.at_work(folder) as trial:
         if trial is None or not trial.pruned():
             with suppress(RunPruned):

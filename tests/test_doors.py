@@ -85,9 +85,9 @@ MISTAKES = {
     "+optim.lrr=3": "optim.lrr=3: no such key; allowed in optim: lr, betas",
     "+grpo.seed=3": "grpo.seed=3: no such key",
     "+kl.extra.key=1": "kl.extra={'key': 1}: no such key",
-    "kl=none +kl.x=1": "kl.x=1: no such key; allowed in kl: none",
-    "baseline=rloo +baseline.x=1": "baseline.x=1: no such key; allowed in baseline: none",
-    "loss=reinforce +loss.clip_low=1": "loss.clip_low=1: no such key; allowed in loss: none",
+    "kl=none +kl.x=1": "kl.x=1: no such key; kl has none",
+    "baseline=rloo +baseline.x=1": "baseline.x=1: no such key; baseline has none",
+    "loss=reinforce +loss.clip_low=1": "loss.clip_low=1: no such key; loss has none",
     "loss=cispo loss.clip_low=1": "loss.clip_low=1: allowed: a number > 0 and < 1, or null",
     "reference=ema reference.decay=1": "reference.decay=1: allowed: a number > 0 and < 1",
     "baseline=gae baseline.lam=1.5": "baseline.lam=1.5: allowed: a number >= 0 and <= 1",
@@ -103,10 +103,14 @@ MISTAKES = {
     "seed=???": "seed: ",
     # found before composing, or by the machine
     "task_name=a/b": "task_name=a/b: allowed: a name without /",
+    "hydra.job.chdir=true": "hydra.job.chdir=true: relative paths would lead elsewhere",
+    "-m optim.lr=interval(1e-5,1e-3)": "optim.lr=interval(1e-5,1e-3): for a search, which another sampler makes: add ",
+    "grpo.lookup=65": "grpo.lookup=65: allowed: an integer >= 0 and <= 64",
+    "hardware.threads=1025": "hardware.threads=1025: allowed: an integer >= 1 and <= 1024",
     "hydra.run.dir=/proc/x": "/proc/x: No such file or directory; a run must be able to write: type ",
     # found while composing
     "grpo.kl_typ=x": "did you mean grpo.kl_type?",
-    "kl=none kl.coef=1": "kl.coef=1: no such key; allowed in kl: none",
+    "kl=none kl.coef=1": "kl.coef=1: kl=none has no keys; choose another option of kl",
     "kl=warmpu": "kl=warmpu: allowed: adaptive, anneal, fixed, none, ppo_rule, proportional, warmup; did you mean "
     "kl=warmup?",
     "hardware=gpu": "; did you mean hardware=cuda?",

@@ -267,7 +267,8 @@ def test_the_door_evaluates_the_embedded_model_and_notes_how(tmp_path, root, mon
         typed = f"documents=[{tmp_path / 'docs.txt'}] limit=2 games=2 plies=3 temperature={temperature} illegal_moves=2"
         done = subprocess.run(
             [sys.executable, "-m", "rookexp.evaluate", *typed.split(), f"hydra.run.dir={folder}",
-             "hardware.precision=fp32"], cwd=root, capture_output=True, text=True, timeout=300, check=False,
+             "hardware.precision=fp32", "hardware.threads=1"],
+            cwd=root, capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         record = json.loads((folder / exam.RECORD).read_text())

@@ -346,6 +346,25 @@ def test_a_sweep_ends_with_the_job_that_a_signal_ended(
     assert [row["step"] for row in metrics(tmp_path / "sweep" / "0")] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("words", ["seed=1,2", "sweep=grid grpo.entropy_coef=0,0.1"])
+def test_a_signal_in_a_jobs_last_step_ends_the_sweep_too(
+    words: str, shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_step(monkeypatch, 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert shell(TRAIN, "-m", *words.split(), "steps=2", "hydra.sweep.dir=sweep") == 143
+    assert [path.name for path in (tmp_path / "sweep").iterdir() if path.name.isdigit()] == ["0"]
+    done = json.loads((tmp_path / "sweep" / "0" / "summary.json").read_text(encoding="utf-8"))
+    assert done["status"] == "finished", "the job has all its steps"
+
+
+def test_a_checkpoints_folder_is_no_runs(shell: Shell, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert shell(TRAIN, "steps=1", "hydra.run.dir=run") == 0
+    (found,) = (tmp_path / "run" / "checkpoints").iterdir()
+    assert shell(f"resume=run/checkpoints/{found.name} steps=2") == 2
+    assert "/run, the run's folder" in capfd.readouterr().err
+    assert shell("resume=run steps=2") == 0
+
+
 @pytest.mark.parametrize(("second", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
 def test_a_second_signal_does_not_wait(second: signal.Signals, error: type[BaseException]) -> None:
     stop = Stop()

@@ -65,14 +65,14 @@ def test_every_run_is_one_that_the_door_accepts(study: ModuleType) -> None:
 
 def test_the_table_has_means_intervals_and_differences_paired_by_seed(study: ModuleType) -> None:
     write(study, "GRPO", [0.5, 0.6, 0.7], [0.1, 0.1, 0.1])
-    write(study, "RLOO", [0.8, 0.9, 1.0], [0.1, 0.1, 0.1])
+    write(study, "RLOO", [0.8, 0.91, 1.0], [0.1, 0.1, 0.1])
     write(study, "REINFORCE", [0.7, 0.3, 0.8], [0.3, 0.31, 0.32])
     names = ("GRPO", "RLOO", "REINFORCE")
     lines = study.table("algorithm", {name: study.ALGORITHMS[name] for name in names})
     assert [line.split(" | ")[0] for line in lines[2:]] == ["| GRPO", "| RLOO", "| REINFORCE"]
     assert "0.600 [0.352, 0.848]" in lines[2]  # 0.1 / sqrt(3) times 4.303
-    assert "+0.300 [+0.300, +0.300]: higher" in lines[3]
-    assert ": identical" in lines[3]
+    assert "+0.303 [+0.289, +0.318]: higher" in lines[3]
+    assert "+0.000: identical" in lines[3]
     assert ": within noise" in lines[4].split(" | ")[2]
     assert ": higher" in lines[4].split(" | ")[4]
 

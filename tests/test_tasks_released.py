@@ -253,7 +253,9 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no file of it matches '\*train\*'"):
         task_of(tmp_path)
     put(tmp_path, "txt", "train", TEXTS[:1])
-    with pytest.raises(DataError, match=r"no A rows for train; .*\(task.p_share=1\); 1 P for train of 1 rows"):
+    with pytest.raises(
+        DataError, match=r"no A rows for train; .*\(task.p_share=1\); a hash of .*; 1 P for train of 1 rows"
+    ):
         task_of(tmp_path)
     put(tmp_path, "txt", "train", [])
     with pytest.raises(DataError, match="; no rows in it"):

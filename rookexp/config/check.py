@@ -101,7 +101,9 @@ def check_call(
             raise refusal(name, value, f"allowed: {allowed(hint)}{near}")
         if key not in hints and not open_ended:
             keys = [n for n in hints if n not in later]
-            listed = f"allowed {f'in {path}' if path else 'at the top'}: {', '.join(keys) or 'none'}"
+            listed = (
+                f"allowed {f'in {path}' if path else 'at the top'}: {', '.join(keys)}" if keys else f"{path} has none"
+            )
             raise refusal(join(path, key), value, f"no such key; {listed}{nearest(key, keys, join(path, ''))}")
     for key in hints:
         if key in needed and key not in values:

@@ -228,6 +228,8 @@ def arrange(argv: list[str], config_name: str) -> list[str]:
         if is_secret(text.lstrip("+")):  # before Hydra writes it into the run's folder
             key = text.partition("=")[0]
             raise ConfigError(f"{key}=***: others can read what is typed; put W&B's key into .env: WANDB_API_KEY=...")
+        if text.startswith("hydra.job.chdir=") and text.partition("=")[2].lower() != "false":
+            raise ConfigError(f"{text}: relative paths would lead elsewhere; a run writes into its own folder anyway")
         if text.startswith("task_name=") and set("/[{") & set(text):  # a folder and a file are named after it
             raise ConfigError(f"{text}: allowed: a name without / [ {{")
     flags = [arg for arg in argv if arg not in overrides]
@@ -241,6 +243,10 @@ def arrange(argv: list[str], config_name: str) -> list[str]:
                 any(text.startswith(SWEEPS) for text in overrides) or "sweep" in recipes.chosen_by(name, extra)
             ):
                 return words  # our sweep takes out the recipe's values for each point
+            if interval := next((text for text in args.overrides if "interval(" in text and known.multirun), None):
+                raise ConfigError(
+                    f"{interval}: for a search, which another sampler makes: add sweep=grid sweep.n_trials=N"
+                )
             varied = recipes.varied(args.overrides, name, extra) if known.multirun else []
             added = recipes.taken_out(args.overrides, name, extra)
     except (HydraException, OmegaConfBaseException, YAMLError):

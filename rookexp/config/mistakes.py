@@ -102,6 +102,10 @@ def explain_override(text: str, config: DictConfig, loader: ConfigLoader) -> str
             where = f"in {'.'.join(done)}" if done else "at the top"
             hint = same_name(part, config) if not done else ""
             hint = hint or check.nearest(part, names, "".join(f"{name}." for name in done))
+            if done and not names:  # such as kl=none
+                group = ".".join(done)
+                option = config.hydra.runtime.choices.get(group)
+                return f"{text}: {group}{f'={option}' if option else ''} has no keys; choose another option of {group}"
             return f"{text}: no such key; allowed {where}: {', '.join(names) or 'none'}{hint}"
         done.append(part)
         parent = parent._get_node(part)

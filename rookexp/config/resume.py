@@ -11,6 +11,7 @@ import yaml
 
 from rookexp.config import check
 from rookexp.config.composing import quoted
+from rookexp.errors import ConfigError
 from rookexp.files import write_atomic
 from rookexp.run_folder.run_info import HYDRA, OVERRIDES, SAVED, whereabouts
 
@@ -78,6 +79,10 @@ def read_saved(folder: Path, value: str) -> Saved:
         found = {"--config-dir": config_dir, "--config-name": name}
         return Saved(name, [*overrides, *searchpath], {flag: text for flag, text in found.items() if text})
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+        if folder.parent.name == "checkpoints" and (folder.parents[1] / OVERRIDES).is_file():
+            raise ConfigError(
+                f"{KEY}={value}: a checkpoint; type {KEY}={folder.parents[1]}, the run's folder"
+            ) from error
         raise check.refusal(KEY, value, f"not a run's folder, for {SAVED} in it cannot be read; {ALLOWED}") from error
 
 

@@ -155,6 +155,8 @@ class GRPO:
         self.rows = len(rollouts.texts)
         dead = self.source.dead(scores)
         metrics = rollout_metrics(rollouts, scores, dead) | {"completions/sampled": float(sampled)}
+        if not self.baseline.needs_groups:  # equal rewards teach, too
+            del metrics["frac_reward_zero_std"]
         if isinstance(self.source.reward, LongReward):
             metrics |= self.source.reward.metrics()
         # `kept` are the rows that count: all, or those of living groups; the others are treated as never sampled.

@@ -200,7 +200,9 @@ class Sweep:
             folder = self.plan.job_folder(number)
             if outcome.read(folder).status in outcome.ENDED:
                 continue
-            overrides = [*probe.job_overrides(self.plan.space.job(point), self.config), f"{runs.SEED}={seed}"]
+            # The sweep's folder as a value, because a recipe that varies sets the task_name after which it is called.
+            where = f"hydra.sweep.dir={composing.quoted(self.plan.folder)}"
+            overrides = [*probe.job_overrides(self.plan.space.job(point), self.config), f"{runs.SEED}={seed}", where]
             if self.deaths[number] == DEATHS:
                 outcome.fail(folder, f"launched {DEATHS} times without an end: {self.last_death}")
                 continue

@@ -236,9 +236,13 @@ class RookWorld:
         for part, rows in taken.items():
             for kind in self.shares:
                 if not rows[kind]:
-                    said = f"{self.data}: no {kind} rows for {part}; give more rows, files of their own (task.evaluate)"
-                    other = f"{said}, or only rows of the other kind (task.p_share={int(kind == 'A')})"
-                    raise DataError("; ".join([other, *self.reading.notes()]))
+                    said = (
+                        f"{self.data}: no {kind} rows for {part}; give more rows, or files of their own (task.evaluate)"
+                    )
+                    if any(rows.values()):  # of the other kind there are
+                        said += f", or do without {kind} (task.p_share={int(kind == 'A')})"
+                    split = "a hash of a row's position names its split: of 100 train 97, validation 1, test 2"
+                    raise DataError("; ".join([said, split, *self.reading.notes()]))
 
 
 def missed(taken: Mapping[str, Taken], wanted: Mapping[str, Mapping[str, int | None]]) -> Iterator[str]:

@@ -87,7 +87,10 @@ class WandbTracker(Tracker):
                 if self.mode == "online":
                     raise ConfigError(f"wandb mode=online: {first_line(error)}; mode=auto goes offline") from error
                 SILENT.add(service)
-                print(f"wandb: offline, for there is no connection ({first_line(error)})", flush=True)
+                why = (
+                    "the key was refused" if type(error).__name__ == "AuthenticationError" else "there is no connection"
+                )
+                print(f"wandb: offline, for {why} ({first_line(error)})", flush=True)
         if self._run is None and not self._guard(lambda: self._init(wandb, "offline", config)):
             return  # a full disk, a killed service
         where = Path(self._run.dir).parent
