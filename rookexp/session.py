@@ -237,7 +237,7 @@ def examine(training: Training, size: Size) -> None:
     if found:
         names = ", ".join(found)
         raise CheckupFailed(f"the self-check found something: {names}; mend it, or train unchecked with doctor=off")
-    checks = f"{count - skipped} checks" + (f" ({skipped} do not apply: see doctor)" if skipped else "")
+    checks = f"{count - skipped} checks" + (f", {skipped} skipped," if skipped else "")
     print(f"self-check: nothing found by {checks} in {time.perf_counter() - began:.1f}s", flush=True)
 
 

@@ -448,7 +448,7 @@ def test_a_point_to_try_again_keeps_its_number_when_that_is_interrupted(
 def test_a_value_that_makes_no_configuration_is_refused_before_anything_runs(sweep: Sweeps) -> None:
     assert sweep("kl=fixed,none kl.coef=0.1,0.2") == []
     assert sweep.status == 2
-    assert sweep.error.startswith("error: kl.coef=0.1: no such key; allowed in kl")
+    assert sweep.error.startswith("error: kl.coef=0.1: kl=none has no keys; choose another option of kl")
     assert not sweep.folder.exists()
 
 

@@ -62,5 +62,5 @@ class Reciter:
         return self.scripts[self.row[:, None], places.clamp(max=self.scripts.shape[1] - 1), None]
 
     def logits(self, hidden: Int[Tensor, "*n 1"]) -> Float[Tensor, "*n v"]:
-        """1000 for the token that stands for the hidden state, 0 for all others."""
-        return F.one_hot(hidden[..., 0], self.vocabulary) * 1000.0
+        """1e6, large at any temperature, for the token that stands for the hidden state, 0 for all others."""
+        return F.one_hot(hidden[..., 0], self.vocabulary) * 1e6
