@@ -185,7 +185,8 @@ def train(training: Training, config: Mapping[str, Any], folder: Path, trial: Tr
 
     `trial` is the run's trial in a sweep, which may end the run early.
     Raises: Reconfigured if the device suits another batch size, CheckupFailed unless `doctor=off`, both before
-    anything is logged; VerdictFailed if `verdict=require` and a criterion failed; RunPruned.
+    anything is logged; VerdictFailed if `verdict=require` and a criterion failed; RunPruned; RunStopped after a signal,
+    in a sweep also one in the last step.
     """
     if training.finder is not None:
         training.finder.grow(training.trainer, folder, resumed=training.start.checkpoint is not None)

@@ -257,7 +257,12 @@ class GRPO:
         """
         paid = self.coefficient.coefficient() * kl_nats.sum(1)
         size = self.group_size if self.group_size > 1 else len(paid)
-        a, b = (float((x - x.mean(1, keepdim=True)).abs().mean()) for y in (paid, outcomes) for x in [y.view(-1, size)])
+
+        def spread(x: Float[Tensor, " n"]) -> float:
+            groups = x.view(-1, size)
+            return float((groups - groups.mean(1, keepdim=True)).abs().mean())
+
+        a, b = spread(paid), spread(outcomes)
         return a / (a + b) if a else 0.0
 
     def _pays_kl(self) -> bool:
