@@ -741,6 +741,12 @@ def test_hydras_own_sweep_ends_with_a_table(sweep: Sweeps) -> None:
     assert sweep.said.splitlines()[-1].startswith("compare: python -m rookexp.compare ")
 
 
+def test_hydras_own_sweep_has_one_folder_whatever_its_recipes_are_called(sweep: Sweeps, tmp_path: Path) -> None:
+    sweep("task_name=one,two", "")
+    (folder,) = (tmp_path / "multirun").iterdir()
+    assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ["0", "1"]
+
+
 RECIPES = sorted(path.stem for path in (Path(__file__).parent.parent / "conf" / "sweep").glob("*.yaml"))
 
 
