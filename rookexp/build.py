@@ -30,8 +30,8 @@ from rookexp.self_check.rehearsal import Subject
 from rookexp.tasks.mixed import notes_of
 from rookexp.track import FanOut, JsonlTracker, Tracker
 
-GROUPS = (
-    "model", "task", "reward", "grpo", "loss", "baseline", "kl", "reference", "optim", "hardware", "eval", "track",
+GROUPS = (  # in the order in which they are checked: grpo first, whose values others take over
+    "grpo", "model", "task", "reward", "loss", "baseline", "kl", "reference", "optim", "hardware", "eval", "track",
 )  # fmt: skip
 PRETRAIN_GROUPS = ("model", "optim", "hardware", "track")
 EVALUATE_GROUPS = ("model", "hardware")
