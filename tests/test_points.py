@@ -220,6 +220,17 @@ def test_the_baseline_is_the_named_point_else_the_sweeps_else_the_first_that_fin
         points.compare([tmp_path])
 
 
+def test_a_debug_run_is_the_baseline_only_where_nothing_else_has_finished(tmp_path: Path) -> None:
+    for name, status, lr in (("debug", "finished", 1e-4), ("one", "failed", 2e-4), ("other", "finished", 3e-4)):
+        make(tmp_path / name, status=status, **{"optim.lr": lr})
+    for text, base in (("debug=fast", "other"), ("debug=null", "debug")):
+        (tmp_path / "debug" / ".hydra" / "overrides.yaml").write_text(f"- {text}\n", encoding="utf-8")
+        assert points.compare([tmp_path]).baseline.name == base
+    shutil.rmtree(tmp_path / "other")
+    (tmp_path / "debug" / ".hydra" / "overrides.yaml").write_text("- debug=fast\n", encoding="utf-8")
+    assert points.compare([tmp_path]).baseline.name == "debug"
+
+
 @pytest.mark.parametrize("count", [20, 21])
 def test_a_wrong_name_is_answered_with_twenty_right_ones(count: int, tmp_path: Path) -> None:
     for i in range(count):

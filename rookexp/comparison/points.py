@@ -85,9 +85,9 @@ class Comparison:
 def compare(folders: Sequence[Path], *, baseline: str | None = None) -> Comparison:
     """The runs in the folders as points, each compared with the baseline.
 
-    The baseline is the named point, else the sweep's own, else the first that has finished. A trial of a sweep is named
-    `#7`, other points after their first run's folder. A folder without a run is left out with a note, as in `sweep/*`;
-    a file is left out without one.
+    The baseline is the named point, else the sweep's own, else the first that has finished and is more than a debug
+    run. A trial of a sweep is named `#7`, other points after their first run's folder. A folder without a run is left
+    out with a note, as in `sweep/*`; a file is left out without one.
     Raises: DataError for a name that does not exist, and where there is no run at all; ConfigError where no point has
     the baseline's name.
     """
@@ -217,12 +217,17 @@ def _baseline(points: Sequence[Point], asked: str | None, folders: Sequence[Path
             given = runs.flat(point.runs[0].config) | trial(point.runs[0]).get("params", {})
             if all(key in given and text(given[key]) == text(value) for key, value in named.items()):
                 return point
-    whole = (point for point in points if len(point.finished) == len(point.runs))
-    base = next(whole, next((point for point in points if point.finished), points[0]))
+    # False comes before True, and of equals the first.
+    base = min(points, key=lambda point: (not point.finished, _tiny(point), len(point.finished) < len(point.runs)))
     if isinstance(named, Mapping) and named:
         wanted = ", ".join(label(key, value) for key, value in named.items())
         notes.append(f"the sweep's baseline, {wanted}, has no run here; points are compared with {base.name}")
     return base
+
+
+def _tiny(point: Point) -> bool:
+    """Whether the point's runs only show that it runs, by an option of conf/debug."""
+    return any(text.startswith("debug=") and text != "debug=null" for text in point.runs[0].overrides)
 
 
 def _aimed_at(folders: Sequence[Path], main: str, notes: list[str]) -> tuple[str, bool]:
