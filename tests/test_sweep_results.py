@@ -280,13 +280,13 @@ def test_a_point_is_set_beside_the_baseline_seed_by_seed(tmp_path: Path) -> None
     for trial, gain in ((made[1], 0.5), (made[2], 0.7)):
         noise = (0.0, 0.01, -0.01)
         trial.user_attrs["figures"] = {str(i): {"gain": gain + i * 0.1 + (gain > 0.6) * noise[i]} for i in range(3)}
-    assert now.beside(made[2], base, 1).startswith("+0.200 [+0.175, +0.225] better")
-    assert now.beside(base, made[2], 1).endswith(" worse")
-    assert now.beside(base, made[2], 100).endswith(" worse?")
-    assert now.beside(made[2], base, 100).endswith(" better?")
+    assert now.beside(made[2], base, 1).startswith("+0.200 [+0.175, +0.225] higher")
+    assert now.beside(base, made[2], 1).endswith(" lower")
+    assert now.beside(base, made[2], 100).endswith(" lower?")
+    assert now.beside(made[2], base, 100).endswith(" higher?")
     assert now.beside(base, base, 1) == "0 identical"
     less = replace(plan, settings=settings(direction="minimize"))
-    assert Standing(less, made).beside(made[2], base, 1).endswith(" worse")
+    assert Standing(less, made).beside(made[2], base, 1).endswith(" higher"), "the word is that of compare"
     del base.user_attrs["figures"]["2"], base.user_attrs["figures"]["1"]
     assert now.beside(made[2], base, 1) == "+0.200 cannot tell, 1 seed"
 

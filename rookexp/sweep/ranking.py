@@ -70,19 +70,11 @@ class Standing:
         """The paired difference of the first objective from the baseline's, in words; or why they are not compared."""
         if reason := self.unlike(trial, base):
             return f"not compared: {reason}"
-        (name, direction), *_ = self.plan.settings.objectives.items()
+        name = next(iter(self.plan.settings.objectives))
         one, other = ({int(s): f[name] for s, f in t.user_attrs[study.FIGURES].items()} for t in (trial, base))
         found = statistics.compared(one, other, comparisons=comparisons)
-        better = "higher" if direction == "maximize" else "lower"
-        words = {
-            better: "better",
-            f"{better}?": "better?",
-            "identical": "identical",
-            "within noise": "within noise",
-            "cannot tell": f"cannot tell, {wording.seeds(found.n)}",
-        }
-        said = words.get(found.said, "worse?" if found.said.endswith("?") else "worse")
-        return f"{wording.change(found.interval)} {said}"
+        counted = f", {wording.seeds(found.n)}" if found.said == "cannot tell" else ""
+        return f"{wording.change(found.interval)} {found.said}{counted}"
 
     @property
     def apart(self) -> str | None:
