@@ -25,7 +25,7 @@ LEGEND = (
     "set beside the baseline (Bonferroni). `higher?` and `lower?` mean that the plain 95 % interval does and the "
     "widened one does not: of 20 points that are no different, one looks like that by chance. `within noise` does not "
     "mean equal: the interval says how large a difference may have been missed. "
-    f"`cannot tell` means fewer than {statistics.MIN_SEEDS} seeds in common.",
+    f"`cannot tell` means fewer than {statistics.MIN_SEEDS} seeds in common, or differences that are all equal.",
     "With 3 seeds a difference is found 8 times in 10 if it is 3.3 times the standard deviation of the paired "
     "differences, with 5 seeds 1.7 times, with 10 once. Below 6 seeds this rests on the differences being about "
     "normal: the sign-flip test, which needs no such assumption, cannot give p < 0.05 there.",
@@ -134,12 +134,13 @@ def _judged(base: Point, other: Point, figure: str, found: Difference | str | No
     amount = f"{figure.capitalize()} {means}; under {common} in common {other.name} has {signed(found.interval.value)}"
     if found.n == 1:
         return f"{amount}. Whether that is more than noise cannot be told; run 3 seeds or more."
-    rests = f"95 % interval {signed(found.interval.low)} to {signed(found.interval.high)}"
-    test = f"{amount}, {rests}, sign-flip p {found.p:.2g}"
-    if found.said == "cannot tell":
-        return f"{test}. Two seeds are too few to tell; run 3 or more."
     if found.said == "identical":
         return f"{amount}: identical. The setting has no effect here, or is not read."
+    test = f"{amount}, {_rests(found, 'seed')}"
+    if found.said == "cannot tell":
+        few = found.n < statistics.MIN_SEEDS
+        why = "Two seeds are too few to tell; run 3 or more" if few else "Equal differences have no spread to judge by"
+        return f"{test}. {why}."
     if found.said == "within noise":
         largest = max(abs(found.interval.low), abs(found.interval.high))
         return f"{test}: within noise. That is not equality; a difference of {number(largest)} could have been missed."
@@ -149,6 +150,12 @@ def _judged(base: Point, other: Point, figure: str, found: Difference | str | No
         "" if found.n >= NORMAL else f" {seeds(found.n).capitalize()} show that only if differences are about normal."
     )
     return f"{test}: {found.said}, and more than noise.{trust}"
+
+
+def _rests(found: Difference, unit: str) -> str:
+    """What a mean difference over several seeds or prompts rests on: its interval, where it has one, and its p."""
+    bounds = f"95 % interval {signed(found.interval.low)} to {signed(found.interval.high)}"
+    return f"{f'the same for each {unit}' if math.isnan(found.interval.low) else bounds}, sign-flip p {found.p:.2g}"
 
 
 def _on_prompts(base: Point, other: Point) -> list[str]:
@@ -170,11 +177,7 @@ def _on_prompts(base: Point, other: Point) -> list[str]:
     found = statistics.compared(ours, theirs)
     each = statistics.differences(ours, theirs)
     better, worse = sum(d > 0 for d in each), sum(d < 0 for d in each)
-    span = (
-        f", 95 % interval {signed(found.interval.low)} to {signed(found.interval.high)}, sign-flip p {found.p:.2g}"
-        if found.n > 1
-        else ""
-    )
+    span = f", {_rests(found, 'prompt')}" if found.n > 1 else ""
     return [
         f"What can be said of two models, not of the settings ({_of_seeds(*pair)}): on the {found.n} prompts that both "
         f"were asked, {other.name} is better on {better}, worse on {worse} and equal on {found.n - better - worse}; "
