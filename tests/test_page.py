@@ -193,6 +193,7 @@ window.onload = () => {
   input.value = "gain>0.5"; input.oninput();
   found.count = document.querySelector("[data-count=points]").textContent;
   found.lines = all(".panel .line").length;
+  found.hidden = all(".panel").map((panel) => (panel.querySelector(".hint") || {}).textContent || "");
   all("[data-point]")[4].click();
   found.fewer = all(".panel .line").length;
   found.boards = all(".card svg").length;
@@ -224,6 +225,8 @@ def test_a_browser_draws_sorts_and_filters_without_an_error(tmp_path: Path) -> N
     assert seen["count"] == "3 of 5 points"
     assert seen["heading"] == ["no column groups", "5 points", "no column nothing"]
     assert (seen["lines"], seen["fewer"], seen["moved"]) == (35, 28, 7)
+    same = "on top of each other: #0, #1, #2, #3, #4"
+    assert seen["hidden"] == ["", "", *[same] * 5], "the rewards alone differ"
     assert seen["boards"] == 6
     assert seen["theme"] == "dark"
     narrow, plain, large, small = seen["labels"]

@@ -155,6 +155,15 @@ function draw(panel, holder) {
     else svg("circle", { cx: atX(curve.x[0]), cy: atY(curve.y[0]), r: 2.5, style: `fill:${colour(curve.p)}` }, inner);
   }
 
+  // Curves that hide each other, of which only the last can be seen.
+  const places = new Map();
+  for (const curve of mine) {
+    const at = path(curve.x, curve.y);
+    places.set(at, (places.get(at) || new Set()).add(data.names[curve.p]));
+  }
+  const hidden = [...places.values()].filter((names) => names.size > 1).map((names) => [...names].join(", "));
+  if (hidden.length) element("p", { className: "hint", textContent: `on top of each other: ${hidden.join("; ")}` }, holder);
+
   // The values at the step under the pointer.
   const at = svg("line", { class: "at", y1: TOP, y2: HIGH - BOTTOM, visibility: "hidden" }, plot);
   const tip = element("div", { className: "tip", hidden: true }, holder);
