@@ -705,6 +705,8 @@ MISTAKES = {
     f"{LR} sweep.direction=up": "sweep.direction=up: allowed: maximize, minimize",
     f"{LR} sweep.constraints=[kl]": "sweep.constraints=kl: allowed: a figure, <= or >=, and a number",
     f"{LR} sweep.objective=[gain,kl] pruner=median": "pruner: one objective can be pruned on, not gain, kl",
+    "kl=none,fixed kl.coef=0.1": "kl.coef=0.1: kl=none has no keys; choose another option of kl",
+    "kl=fixed,none kl.coef=0.1": "kl.coef=0.1: kl=none has no keys; choose another option of kl",
     f"{LR} sampler=tpee": "sampler=tpee: allowed: cmaes, gp, nsga2, nsga3, qmc, random, tpe; did you mean sampler=tpe?",
     f"{LR} sweep.sampler.seed=x": "sweep.sampler: TPESampler does not take ",
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,20 +34,38 @@ def explain(error: Exception, argv: list[str], config_name: str) -> str:
     try:
         with configs(args) as accepted:
             loader = GlobalHydra.instance().config_loader()
-            for text in single_values(args.overrides, loader):
-                if not args.multirun and text not in args.overrides:
-                    return f"{text.split('=')[0]}: several values need the flag -m; a list is written key=[a,b]"
-                try:
-                    hydra.compose(args.config_name or config_name, [*accepted, text])
-                except Exception as reason:  # a group overridden by a number fails deep inside
-                    config = hydra.compose(args.config_name or config_name, accepted, return_hydra_config=True)
-                    return explain_override(text, config, loader) or f"{text}: {one_line(reason)}"
-                accepted = [*accepted, text]
+            texts = list(single_values(args.overrides, loader))
+            if not args.multirun and (several := next((text for text in texts if text not in args.overrides), None)):
+                return f"{several.split('=')[0]}: several values need the flag -m; a list is written key=[a,b]"
+            for order in orders(texts, loader):
+                if said := refused(args.config_name or config_name, accepted, order, loader):
+                    return said
     except OverrideParseException as reason:
         return f"{reason.override}: allowed: key=value or group=option{as_text(str(reason.override))}"
     except (HydraException, OmegaConfBaseException, YAMLError):
         pass  # the config is wrong without overrides, or only with all of them together
     return one_line(error)
+
+
+def refused(name: str, accepted: list[str], texts: Sequence[str], loader: ConfigLoader) -> str | None:
+    """One line for the first of some overrides that does not compose with those before it; None where all do."""
+    for text in texts:
+        try:
+            hydra.compose(name, [*accepted, text])
+        except Exception as reason:  # a group overridden by a number fails deep inside
+            config = hydra.compose(name, accepted, return_hydra_config=True)
+            return explain_override(text, config, loader) or f"{text}: {one_line(reason)}"
+        accepted = [*accepted, text]
+    return None
+
+
+def orders(texts: list[str], loader: ConfigLoader) -> Iterator[list[str]]:
+    """Yields the overrides, options of groups first; then so that each of a group's several options is its last."""
+    yield texts
+    groups = [text.partition("=")[0] for text in texts if loader.get_group_options(text.lstrip("+").partition("=")[0])]
+    for i, group in enumerate(groups):
+        if group in groups[i + 1 :]:
+            yield [*texts[:i], *texts[i + 1 : len(groups)], texts[i], *texts[len(groups) :]]
 
 
 def as_text(text: str) -> str:
