@@ -15,6 +15,7 @@ from rewarded import BLACK_ROW, WHITE_ROW, a_prompts, option, p_of
 from tiny import EOT, LETTERS, Ask, Letters, Record, Vowels, grpo, policy, trainer
 
 from rookexp import kl, losses, returns
+from rookexp.comparison import measures
 from rookexp.core_wait import CoreWait
 from rookexp.evaluation import Greedy
 from rookexp.health import SYMPTOMS
@@ -200,3 +201,8 @@ def test_every_health_line_is_documented_with_the_limits_of_the_yaml(root: Path)
 
 def test_lines_are_short() -> None:
     assert not [line for line in DOC.splitlines() if len(line) > 118]
+
+
+def test_an_objective_knows_every_metric_without_a_slash() -> None:
+    plain = {name for name in documented() if "/" not in name}
+    assert set(measures.PLAIN) == plain - measures.FIGURES.keys() | {"steps"}

@@ -484,6 +484,10 @@ def test_a_figure_that_no_run_logs_ends_the_sweep_after_the_first_point(words: s
     assert sweep.error.count("\n") == 1
     assert sweep(line) == []
     assert sweep.error.startswith(said)
+    assert started(sweep(line.replace("rewrad", "reward"))) == [2, 3, 4, 5], "the first point is not run again"
+    assert sweep.column("state") == ["complete"] * 3
+    assert sweep(line) == []
+    assert "was [" in sweep.error, "now it is another sweep"
 
 
 def test_a_figure_that_one_point_does_not_log_fails_that_point(sweep: Sweeps, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -707,6 +711,9 @@ MISTAKES = {
     f"{LR} sweep.objective=[gain,kl] pruner=median": "pruner: one objective can be pruned on, not gain, kl",
     "kl=none,fixed kl.coef=0.1": "kl.coef=0.1: kl=none has no keys; choose another option of kl",
     "kl=fixed,none kl.coef=0.1": "kl.coef=0.1: kl=none has no keys; choose another option of kl",
+    f"{LR} sweep.objective=gian": "sweep.objective=gian: no figure or metric of that name; did you mean gain?",
+    f"{LR} sweep.objective=[gain,entropi]": "sweep.objective=entropi: no figure or metric of that name; did you mean ",
+    f"{LR} sweep.constraints=['gradnorm<=1']": "sweep.constraints=gradnorm: no figure or metric of that name; did you ",
     f"{LR} sampler=tpee": "sampler=tpee: allowed: cmaes, gp, nsga2, nsga3, qmc, random, tpe; did you mean sampler=tpe?",
     f"{LR} sweep.sampler.seed=x": "sweep.sampler: TPESampler does not take ",
 }

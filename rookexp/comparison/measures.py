@@ -50,6 +50,11 @@ FIGURES: dict[str, tuple[str, Literal["up", "down"] | None, tuple[str, ...]]] = 
     "seconds": ("time of all steps, without evaluation", "down", ()),
     "tokens_per_s": ("tokens learned from a second, median", "up", ()),
 }
+# The metrics of rookexp whose names have no slash, besides figures; steps is a figure of every run, without a table.
+PLAIN = (
+    "step", "steps", "epoch", "lr", "step_s", "core_wait", "frac_reward_zero_std", "frac_groups_all_best",
+    "frac_groups_all_worst", "loss", "grad_norm", "update_ratio", "kl_coef",
+)  # fmt: skip
 SHARES = ("kl_share", "dead_groups")  # figures between 0 and 1
 AT_LEAST_0 = ("kl", "entropy", *SHARES, "grad_norm_max", "seconds", "tokens_per_s")
 ON_PROMPTS = ("gain", "reward", "best", "slope")  # compared only where the evaluation asks the same prompts

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Le, MinLen
 from optuna.exceptions import ExperimentalWarning
 
+from rookexp.comparison import measures
 from rookexp.config import check, nodes
 from rookexp.errors import ConfigError
 from rookexp.run_folder import runs
@@ -134,7 +135,11 @@ def settings(values: Mapping[str, Any]) -> Settings:
     if found.prunes and len(found.objectives) > 1:
         names = ", ".join(found.objectives)
         raise ConfigError(f"pruner: one objective can be pruned on, not {names}; type pruner=none")
-    assert found.bounds is not None  # reading them checks them
+    known = (*measures.FIGURES, *measures.PLAIN)
+    for name in found.figures:  # any name may be that of a metric of one's own; only what resembles ours is a typo
+        if name not in known and "/" not in name and (near := check.nearest(name, known)):
+            key = "objective" if name in found.objectives else "constraints"
+            raise check.refusal(f"{PREFIX}.{key}", name, f"no figure or metric of that name{near}")
     for part in (found.sampler, found.pruner):
         if not str(part.get("_target_", "")).startswith((OPTUNA, "rookexp.")):
             raise check.refusal(f"{PREFIX}: _target_", part.get("_target_"), "allowed: a class of optuna's")

@@ -125,6 +125,11 @@ class Book:
         held = {t.number: list(filter(liveness.held, self._locks(t))) for t in self.elsewhere() if self._ownerless(t)}
         return {number: locks for number, locks in held.items() if locks}
 
+    def judged(self) -> bool:
+        """Whether the objective has told anything of a point yet, or another process is at work to find out."""
+        told = (t.state.is_finished() or t.intermediate_values for t in self.study.get_trials(deepcopy=False))
+        return any(told) or bool(self.worker.others()) or bool(self.orphaned())
+
     def to_try_again(self) -> list[int]:
         """The numbers of failed trials whose jobs raised or could not start: the cause may have been mended.
 
@@ -242,13 +247,14 @@ def _opened(plan: Plan, worker: Worker) -> Book:
             name = plan.settings.study_name
             optuna.create_study(storage=storage, study_name=name, directions=directions, load_if_exists=True)
         else:
-            refuse_other(plan, before)
             name = before["study"]
             old = Book(plan, worker, storage, name)
+            refuse_other(plan, before, aims=old.judged())
             again = old.to_try_again()
             if before["params"] != plan.space.declared:
                 refuse_outside(plan, before, old, again)
-            if again or before["params"] != plan.space.declared:
+            aims = plan.note(name)["objectives"]
+            if again or before["params"] != plan.space.declared or before.get("objectives", aims) != aims:
                 name = moved(old, directions, again)
         write_atomic(path, json.dumps(plan.note(name), indent=2) + "\n")
         write_atomic(plan.folder / CONFIG, yaml.safe_dump(dict(plan.config), sort_keys=False))
@@ -258,12 +264,15 @@ def _opened(plan: Plan, worker: Worker) -> Book:
         return book
 
 
-def refuse_other(plan: Plan, before: Mapping[str, Any]) -> None:
-    """Raises: ConfigError saying what differs, for a sweep whose results could not be compared with new ones."""
+def refuse_other(plan: Plan, before: Mapping[str, Any], *, aims: bool) -> None:
+    """Raises: ConfigError saying what differs, for a sweep whose results could not be compared with new ones.
+
+    `aims`: whether objectives and constraints count, as they do once something was judged by them.
+    """
     now = plan.note("")
     differs = [
         f"{key} was {before[key]}, now {now[key]}"
-        for key in ("objectives", "seeds", "constraints")
+        for key in ("seeds", *(("objectives", "constraints") if aims else ()))
         if before.get(key, now[key]) != now[key]
     ]
     if list(before["params"]) != list(now["params"]):

@@ -293,7 +293,7 @@ class Sweep:
                 if not outcome.is_known(rows, name) and not self.complete():
                     raise ConfigError(
                         f"sweep {self.name}: no run logs {name}{near}; it is for {PREFIX}.objective and .constraints, "
-                        f"and no further run was begun; {study.ANOTHER_NAME}, or delete {self.plan.folder}"
+                        "and no further run was begun; with a right name the same command goes on"
                     )
                 state, reason = TrialState.FAIL, f"seed {seed}: {name} is not a number, or was not logged{near}"
             else:
