@@ -162,7 +162,7 @@ def table(comparison: Comparison, *, short: bool = False, wraps: bool = False) -
         amount, word = ("", "baseline") if base else ("-", "not compared" if beside else "")
         if isinstance(beside, Difference):
             amount, word = f"{wording.change(beside.interval)} n {beside.n}", beside.said
-        done, total, seconds = len(point.finished), len(point.runs), point.interval("seconds").value
+        done, total, seconds = len(point.finished), point.total, point.interval("seconds").value
         behind = [wording.number(point.interval(name).value) for name in figures]
         judged = point.verdicts
         behind += [f"{sum(judged)}/{len(judged)}" if judged else "-", duration(seconds) if seconds >= 0 else "-"]

@@ -139,6 +139,21 @@ def test_runs_that_did_not_finish_are_counted_and_not_averaged(tmp_path: Path) -
     assert any("flatters" in note for note in found.notes)
 
 
+def test_a_point_given_up_after_some_seeds_is_not_the_best(tmp_path: Path) -> None:
+    """As a pruner or a kill between two seeds leaves it: what there is has finished, under an easier seed."""
+    for trial, gains in enumerate(((0.9, 0.4, 0.5), (0.8,), (0.85, 0.3, 0.4))):
+        for seed, gain in enumerate(gains):
+            folder = make(tmp_path / f"{3 * trial + seed}", gain=gain, seed=seed, **{"optim.lr": 1e-4 * (trial + 1)})
+            (folder / "trial.json").write_text(json.dumps({"trial": trial, "seeds": 3}), encoding="utf-8")
+    found = points.compare([tmp_path])
+    assert "Highest mean gain of points whose runs all finished: #0 (optim.lr=0.0001), 0.600" in words(tmp_path)
+    assert found.notes[0].startswith("#1: some runs did not finish, or are not here")
+    shown = io.StringIO()
+    compare.show(found, shown)
+    assert "1 of 3" in shown.getvalue()
+    assert "1 of 3" in page.html(found)
+
+
 def test_a_run_done_twice_counts_once(tmp_path: Path) -> None:
     make(tmp_path / "a", gain=0.5)
     make(tmp_path / "b", gain=0.6, status="interrupted")

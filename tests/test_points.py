@@ -347,7 +347,7 @@ def test_a_point_of_which_some_runs_finished_is_told(tmp_path: Path) -> None:
     make(tmp_path / "a", seed=1)
     make(tmp_path / "b", seed=2, status="failed")
     (said,) = points.compare([tmp_path]).notes
-    assert said.startswith("a: some runs did not finish; figures and intervals are of those that did")
+    assert said.startswith("a: some runs did not finish, or are not here; figures and intervals are of those that did")
 
 
 def test_a_run_that_went_on_with_other_settings_is_named(tmp_path: Path) -> None:

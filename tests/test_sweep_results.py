@@ -301,7 +301,7 @@ def test_only_a_reward_is_refused_for_the_reward(
     monkeypatch.setattr(measures, "unlike", lambda *given: seen.append(given) or "no")
     asked = {0: measures.Asked(("p",), None)}
     both: list[Any] = ["run", "other"]
-    monkeypatch.setattr(Standing, "points", {i: Point(run, (run,), (), {}, asked) for i, run in enumerate(both)})
+    monkeypatch.setattr(Standing, "points", {i: Point(run, (run,), (), {}, asked, 1) for i, run in enumerate(both)})
     one, other, deleted = made = trials((0.1,), (0.2,), (0.3,))
     now = Standing(plan(objective=objective), made)
     assert now.unlike(one, other) == ("no" if figure else None)

@@ -41,7 +41,7 @@ def test_who_is_not_shown_to_be_worse(tmp_path: Path) -> None:
             status = "finished" if gain is not None else "diverged"
             make(tmp_path / f"{trial}-{seed}", gain=gain or 0.0, status=status, trial=trial, **settings)
     lines = wording.said(points.compare([tmp_path]))
-    assert "Highest mean gain: #1 (" in " ".join(lines)
+    assert "Highest mean gain of points whose runs all finished: #1 (" in " ".join(lines)
     (said,) = (line for line in lines if line.startswith("Not shown"))
     assert said == "Not shown to be worse than #1, at the level 0.05 / 4: #0, #2, #3."
 

@@ -70,7 +70,7 @@ def points_table(comparison: Comparison) -> str:
         cells += [_setting(point, comparison.baseline, key) for key in own]
         if keys and not own:
             cells.append(_td(_changed(comparison.baseline, point), index, "wide"))
-        done, total = len(point.finished), len(point.runs)
+        done, total = len(point.finished), point.total
         cells.append(_td(str(done) if done == total else f'<span class="badge bad">{done} of {total}</span>', done))
         for figure in figures:
             beside = None if base else comparison.beside[point.name].get(figure)

@@ -33,6 +33,12 @@ class Point:
     figures: tuple[dict[str, float], ...]  # of each run
     settings: dict[str, Any]  # key -> value, of what varies among the points
     asked: dict[int, measures.Asked]  # by seed, of the runs that have logged it
+    total: int  # runs; of a sweep's trial also those that have not begun, as where it was pruned between two seeds
+
+    @property
+    def whole(self) -> bool:
+        """Whether all runs came to their end."""
+        return len(self.finished) == self.total
 
     @property
     def finished(self) -> tuple[Run, ...]:
@@ -124,7 +130,8 @@ def compare(folders: Sequence[Path], *, baseline: str | None = None) -> Comparis
 def of(name: str, group: Sequence[Run], settings: dict[str, Any]) -> Point:
     """The point of some runs that differ in the seed only."""
     figures = tuple(runs.figures(run.rows) for run in group)
-    return Point(name, tuple(group), figures, settings, measures.asked(group))
+    total = max(len(group), trial(group[0]).get("seeds", 0))
+    return Point(name, tuple(group), figures, settings, measures.asked(group), total)
 
 
 def label(key: str, value: Any) -> str:
@@ -218,7 +225,7 @@ def _baseline(points: Sequence[Point], asked: str | None, folders: Sequence[Path
             if all(key in given and text(given[key]) == text(value) for key, value in named.items()):
                 return point
     # False comes before True, and of equals the first.
-    base = min(points, key=lambda point: (not point.finished, _tiny(point), len(point.finished) < len(point.runs)))
+    base = min(points, key=lambda point: (not point.finished, _tiny(point), not point.whole))
     if isinstance(named, Mapping) and named:
         wanted = ", ".join(label(key, value) for key, value in named.items())
         notes.append(f"the sweep's baseline, {wanted}, has no run here; points are compared with {base.name}")
@@ -262,10 +269,10 @@ def _beside(point: Point, base: Point, main: str, comparisons: int) -> dict[str,
 
 def _notes(points: Sequence[Point], varying: Mapping[str, tuple[Any, ...]]) -> list[str]:
     notes = []
-    if short := [point.name for point in points if 0 < len(point.finished) < len(point.runs)]:
+    if short := [point.name for point in points if point.finished and not point.whole]:
         notes.append(
-            f"{_listed(short)}: some runs did not finish; figures and intervals are of those that did, which flatters "
-            "a point that fails often"
+            f"{_listed(short)}: some runs did not finish, or are not here; figures and intervals are of those that "
+            "did, which flatters a point that fails often"
         )
     if unmeasured := [point.name for point in points if not point.finished]:
         notes.append(f"{_listed(unmeasured)}: no run finished, so there are no figures")

@@ -211,7 +211,8 @@ def _many(comparison: Comparison) -> list[str]:
                 apart = f"No best point is named: {base.name} has no {figure}, and {other.name} is not measured as "
                 return [*lines, f"{apart}{one.name} ({reason}).", *_failed(comparison.points)]
     first = min if comparison.minimized else max
-    best = first(measured, key=lambda point: point.interval(figure).value)
+    whole = [point for point in measured if point.whole] or measured  # fewer seeds may be the easier ones
+    best = first(whole, key=lambda point: point.interval(figure).value)
     found = best.interval(figure)
     known = {tuple(point.by_seed(figure).items()) for point in comparison.points}
     if len(measured) > 1 and len(known - {()}) == 1:
@@ -223,7 +224,8 @@ def _many(comparison: Comparison) -> list[str]:
     word += " mean" if len(best.by_seed(figure)) > 1 else ""
     ties = [p.name for p in measured if p is not best and p.by_seed(figure) == best.by_seed(figure)]
     equal = f"; the same in {_first(ties, most=8)}" if ties else ""
-    lines.append(f"{word} {figure}: {best.name} ({settings(best)}), {spread}{equal}.")
+    among = "" if len(whole) == len(measured) else " of points whose runs all finished"
+    lines.append(f"{word} {figure}{among}: {best.name} ({settings(best)}), {spread}{equal}.")
     if best is not base:
         lines.append("Beside the baseline: " + _judged(base, best, figure, comparison.beside[best.name].get(figure)))
     lines.append(_counted(comparison))
