@@ -230,11 +230,19 @@ def test_malformed_row_is_named(tmp_path: Path, change: dict[str, Any], words: s
         load_annotations(path)
 
 
-@pytest.mark.parametrize("line", ["{", "[]", "null", '{"fen": "x"}', "", "[" * 100_000])
+@pytest.mark.parametrize("line", ["{", "[]", "null", '{"fen": "x"}', "\n{}", "[" * 100_000])
 def test_line_that_is_no_row_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(line + "\n")
     with pytest.raises(DataError, match=r"rows\.jsonl, row 1: "):
+        load_annotations(path)
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "\ufeff \r\n"])
+def test_a_file_without_rows_is_not_called_broken(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(DataError, match=r"rows\.jsonl: no annotated positions in it; wanted: an object with fen"):
         load_annotations(path)
 
 

@@ -181,21 +181,21 @@ def load_annotations(path: Path) -> tuple[Annotation, ...]:
     A row may lack both `moves` and `evals_cp`: a position for rewards that need no analysis.
     Raises: DataError naming file and row where the file is missing, empty, or a row is not such an analysis.
     """
+    wanted = "wanted: an object with fen, moves and evals_cp, or with fen alone, on each line"
     try:
-        lines = path.read_text(encoding="utf-8-sig").rstrip("\n").split("\n")  # JSON may hold other ends of lines
+        text = path.read_text(encoding="utf-8-sig").rstrip()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: annotated positions cannot be read ({error})") from error
+    if not text:
+        raise DataError(f"{path}: no annotated positions in it; {wanted}")
     rows = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(text.split("\n"), start=1):  # JSON may hold other ends of lines
         try:
             rows.append(_annotation(json.loads(line)))
         except json.JSONDecodeError as error:
-            wanted = "wanted: an object with fen, moves and evals_cp, or with fen alone, on each line"
             raise DataError(f"{path}, row {number}: no JSON ({error}); {wanted}") from error
         except (ValueError, RecursionError) as error:
             raise DataError(f"{path}, row {number}: {error}") from error
-    if not rows:
-        raise DataError(f"{path}: no annotated positions in it")
     return tuple(rows)
 
 
