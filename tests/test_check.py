@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import pytest
-from annotated_types import Ge, Gt, Interval, Le, Len, Lt
+from annotated_types import Ge, Gt, Interval, Le, Len, Lt, MinLen
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -120,7 +120,7 @@ def test_a_right_node_is_taken() -> None:
         ({"rate": "abc"}, "group.rate=abc: allowed: a number >= 0 and <= 1, or null"),
         ({"flag": 1}, "group.flag=1: allowed: true or false"),
         ({"name": 3}, "group.name=3: allowed: text"),
-        ({"betas": [0.9]}, "group.betas=[0.9]: allowed: a list, each a number >= 0 and < 1 of length 2"),
+        ({"betas": [0.9]}, "group.betas=[0.9]: allowed: a list of length 2, each a number >= 0 and < 1"),
         ({"betas": [0.9, 1.0]}, "group.betas=[0.9, 1.0]"),
         ({"betas": 0.9}, "group.betas=0.9"),
         ({"table": {"a": 1, "b": "c"}}, "group.table.b=c: allowed: an integer"),
@@ -146,6 +146,19 @@ def test_a_right_node_is_taken() -> None:
 )
 def test_refusals_name_key_value_allowed_and_nearest(changes: dict[str, Any], words: str) -> None:
     assert words in refused(WHOLE | changes, given=("seed",))
+
+
+def names(*, files: Annotated[Sequence[str], MinLen(1)]) -> Sequence[str]:
+    return files
+
+
+def test_one_value_where_a_list_is_wanted_is_written_as_a_list() -> None:
+    node = {"_target_": f"{HERE}.names", "files": "a.txt"}
+    assert refused(node).endswith(
+        "group.files=a.txt: allowed: a list of length >= 1, each text; type group.files=[a.txt]"
+    )
+    assert refused(node | {"files": []}).endswith("allowed: a list of length >= 1, each text")
+    assert refused(node | {"files": 3}).endswith("allowed: a list of length >= 1, each text")
 
 
 @pytest.mark.parametrize("key", ["count", "rate", "flag", "betas"])

@@ -98,6 +98,8 @@ def check_call(
         if key in hints and not fits(value, hint):
             name, value, hint = misfit(join(path, key), value, hint)
             near = nearest(value, literal_words(hint)) if isinstance(value, str) else ""
+            if value and not isinstance(value, (list, Mapping)) and fits([value], hint):
+                near = f"; type {name}=[{value}]"
             raise refusal(name, value, f"allowed: {allowed(hint)}{near}")
         if key not in hints and not open_ended:
             keys = [n for n in hints if n not in later]
@@ -240,7 +242,8 @@ def allowed(hint: Any) -> str:
     """What `hint` takes, in words: "an integer >= 1", "forward, reverse or symmetric", "a number > 0, or null"."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        return " ".join([allowed(args[0]), " and ".join(filter(None, map(rule_text, args[1:])))]).strip()
+        what, comma, each = allowed(args[0]).partition(", each ")  # a list's own length, not that of its items
+        return " ".join([what, " and ".join(filter(None, map(rule_text, args[1:])))]).strip() + comma + each
     if origin in UNION_ORIGINS:
         return ", or ".join(allowed(arg) for arg in args)
     if origin is Literal:
