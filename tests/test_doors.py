@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import logging
 import os
 import resource
 import shlex
@@ -193,6 +194,13 @@ def test_what_is_refused_or_only_looked_at_leaves_no_folder(
     monkeypatch.chdir(tmp_path / "here")
     door.leave_no_empty(tmp_path / "here")
     assert (tmp_path / "here").is_dir(), "where a chess program has started the engine"
+
+
+def test_a_folder_that_is_gone_has_no_log_file_any_more(enter: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        enter(error=ConfigError("key=1: allowed: 2"))
+    logging.root.info("what PyTorch says at exit")  # without the folder this would be a FileNotFoundError
+    assert "what PyTorch says at exit" in capfd.readouterr().out
 
 
 def test_an_output_that_is_closed_keeps_nothing(tmp_path: Path, root: Path) -> None:

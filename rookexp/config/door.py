@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import sys
@@ -125,12 +126,15 @@ def call(task: Task, config: DictConfig) -> Any:
 
 def leave_no_empty(folder: Path) -> None:
     """Removes the run folder that Hydra has made if it is empty, as after a refused command.
-    Then also those of its parents inside the working directory that this leaves empty.
+    Then also those of its parents inside the working directory that this leaves empty. The log file goes with it.
     """
     with suppress(OSError):  # stops at one that is not empty
         for made in (folder, *folder.parents):
             if made == folder != Path.cwd() or Path.cwd() in made.parents:
                 made.rmdir()
+    for handler in [h for h in logging.root.handlers if isinstance(h, logging.FileHandler)]:
+        if not Path(handler.baseFilename).parent.exists():  # PyTorch may log its statistics at Python's exit
+            logging.root.removeHandler(handler)
 
 
 def line_and_status(error: Exception, config_name: str, *, started: bool) -> tuple[str, int] | None:
