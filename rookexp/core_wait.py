@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+BUSY = 0.3  # a share above this says that other work has the cores
 OWN = Path("/proc/self/schedstat")  # Linux: nanoseconds that the main thread ran, and waited to run
 
 

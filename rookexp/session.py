@@ -17,6 +17,7 @@ from torch import nn
 
 from rookexp import checkpoint, stop, track, verdict
 from rookexp.config import check, door, mistakes
+from rookexp.core_wait import BUSY, CoreWait
 from rookexp.errors import (
     CheckupFailed,
     ConfigError,
@@ -28,6 +29,7 @@ from rookexp.errors import (
 )
 from rookexp.fitting import Finder
 from rookexp.hardware import Hardware
+from rookexp.health import SYMPTOMS
 from rookexp.optim import AdamW
 from rookexp.policies import Pretrained
 from rookexp.run_folder import fingerprints, hub, report
@@ -223,10 +225,11 @@ def train(training: Training, config: Mapping[str, Any], folder: Path, trial: Tr
 def examine(training: Training, size: Size) -> None:
     """Runs the self-check; prints a line per check or, at size QUICK, per finding, and a summary if nothing was found.
 
+    A further line says if other work has the cores, which makes the run slow and is nothing wrong with it.
     Raises: CheckupFailed naming the checks that found something.
     """
     assert training.subject is not None
-    began, found, count, skipped = time.perf_counter(), [], 0, 0
+    began, wait, found, count, skipped = time.perf_counter(), CoreWait(), [], 0, 0
     for line in checkup.examine(training.subject, size):
         count += 1
         skipped += isinstance(line.result, Skipped)
@@ -235,6 +238,9 @@ def examine(training: Training, size: Size) -> None:
             found.append(line.name)
         if wrong or size is not checkup.QUICK:
             print(line, flush=True)
+    if (share := wait.share() or 0.0) > BUSY:
+        slow = SYMPTOMS["core_wait"]
+        print(f"self-check: {100 * share:.0f} % {slow.what}; {slow.advice}", flush=True)
     if found:
         names = ", ".join(found)
         raise CheckupFailed(f"the self-check found something: {names}; mend it, or train unchecked with doctor=off")

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from rookexp import baselines, build, coefficients, doctor, generate, losses, ops, returns, train
 from rookexp.config import composing, door
+from rookexp.core_wait import CoreWait
 from rookexp.draw import filtered
 from rookexp.evaluation import Greedy
 from rookexp.models.gpt2 import GPT2
@@ -775,6 +776,18 @@ def test_the_door_prints_a_line_for_every_check(shell: Shell, capsys: pytest.Cap
     assert captured.out.count("FINDING") == 1
     assert captured.out.count("OK  ") == 19
     assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("share", "told"), [(0.62, 1), (0.2, 0), (None, 0)])
+def test_the_check_says_when_other_work_has_the_cores(
+    share: float | None, told: int, shell: Shell, capsys: pytest.CaptureFixture[str], monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(CoreWait, "share", lambda self: share)
+    assert shell("doctor", SMALL) == 0
+    lines = capsys.readouterr().out.splitlines()
+    busy = [line for line in lines if line.startswith("self-check: 62 % of the time") and "hardware.threads=1" in line]
+    assert len(busy) == sum("core" in line for line in lines if line.startswith("self-check")) == told
+    assert lines[-1].startswith("self-check: nothing found")
 
 
 @pytest.mark.parametrize("more", ["", "task.style=bare grpo.temperature=1.3 baseline=gae"])
