@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Ge, Gt, Le, Len, Lt
@@ -16,11 +17,11 @@ from annotated_types import Ge, Gt, Le, Len, Lt
 Milestone = Annotated[Sequence[Annotated[float, Gt(0), Le(1)]], Len(2, 2)]  # (progress, factor from there on)
 
 
+@dataclass(frozen=True, kw_only=True)
 class _Schedule:
     """A linear warm-up, then the factor that `_after` gives."""
 
-    def __init__(self, *, warmup_steps: Annotated[int, Ge(0)]) -> None:
-        self.warmup_steps = warmup_steps
+    warmup_steps: Annotated[int, Ge(0)]
 
     def factor(self, step: int) -> float:
         """The factor of step `step`, in [0, 1]."""
@@ -38,6 +39,7 @@ class Constant(_Schedule):
         return 1.0
 
 
+@dataclass(frozen=True, kw_only=True)
 class CosineRestarts(_Schedule):
     """floor_ratio + (1 - floor_ratio) (1 + cos(pi t / cycle_steps)) / 2, t steps after the warm-up or last restart.
 
@@ -45,28 +47,19 @@ class CosineRestarts(_Schedule):
     Source: Loshchilov and Hutter 2017 (arXiv 1608.03983), eq. 5, with T_mult = 1.
     """
 
-    def __init__(
-        self,
-        *,
-        cycle_steps: Annotated[int, Gt(0)],
-        warmup_steps: Annotated[int, Ge(0)],
-        floor_ratio: Annotated[float, Ge(0), Le(1)],
-    ) -> None:
-        super().__init__(warmup_steps=warmup_steps)
-        self.cycle_steps = cycle_steps
-        self.floor_ratio = floor_ratio
+    cycle_steps: Annotated[int, Gt(0)]
+    floor_ratio: Annotated[float, Ge(0), Le(1)]
 
     def _after(self, step: int) -> float:
         progress = (step - self.warmup_steps) % self.cycle_steps / self.cycle_steps
         return _from_one(_half_cosine(progress), self.floor_ratio)
 
 
+@dataclass(frozen=True, kw_only=True)
 class _Decay(_Schedule):
     """A schedule whose factor after the warm-up depends on the progress."""
 
-    def __init__(self, *, total_steps: Annotated[int, Gt(0)], warmup_steps: Annotated[int, Ge(0)]) -> None:
-        super().__init__(warmup_steps=warmup_steps)
-        self.total_steps = total_steps
+    total_steps: Annotated[int, Gt(0)]
 
     def _after(self, step: int) -> float:
         if step >= self.total_steps:
@@ -78,44 +71,29 @@ class _Decay(_Schedule):
         raise NotImplementedError
 
 
+@dataclass(frozen=True, kw_only=True)
 class Step(_Decay):
     """The factor of the latest milestone [progress, factor] that is reached, 1 before the first of them.
 
     A factor is of the base rate, not of the factor before it; the milestones may stand in any order.
     """
 
-    def __init__(
-        self,
-        *,
-        total_steps: Annotated[int, Gt(0)],
-        warmup_steps: Annotated[int, Ge(0)],
-        milestones: Sequence[Milestone],
-    ) -> None:
-        super().__init__(total_steps=total_steps, warmup_steps=warmup_steps)
-        self.milestones = sorted((start, factor) for start, factor in milestones)
+    milestones: Sequence[Milestone]
 
     def _at(self, progress: float) -> float:
-        reached = [factor for start, factor in self.milestones if progress >= start]
+        reached = [factor for start, factor in sorted(map(tuple, self.milestones)) if progress >= start]
         return reached[-1] if reached else 1.0
 
 
+@dataclass(frozen=True, kw_only=True)
 class Advanced(_Decay):
     """Half a cosine from 1 to `cosine_floor` up to progress `cosine_share`, from there a straight line to 0 at 1.
 
     Source: the schedule of that name in RookWorld's training scripts, with cosine_share 0.7 and cosine_floor 0.05.
     """
 
-    def __init__(
-        self,
-        *,
-        total_steps: Annotated[int, Gt(0)],
-        warmup_steps: Annotated[int, Ge(0)],
-        cosine_share: Annotated[float, Gt(0), Lt(1)],
-        cosine_floor: Annotated[float, Ge(0), Le(1)],
-    ) -> None:
-        super().__init__(total_steps=total_steps, warmup_steps=warmup_steps)
-        self.cosine_share = cosine_share
-        self.cosine_floor = cosine_floor
+    cosine_share: Annotated[float, Gt(0), Lt(1)]
+    cosine_floor: Annotated[float, Ge(0), Le(1)]
 
     def _at(self, progress: float) -> float:
         if progress < self.cosine_share:
@@ -123,18 +101,11 @@ class Advanced(_Decay):
         return self.cosine_floor * (1 - progress) / (1 - self.cosine_share)
 
 
+@dataclass(frozen=True, kw_only=True)
 class _ToFloor(_Decay):
     """From 1 after the warm-up to `floor_ratio` at `total_steps`."""
 
-    def __init__(
-        self,
-        *,
-        total_steps: Annotated[int, Gt(0)],
-        warmup_steps: Annotated[int, Ge(0)],
-        floor_ratio: Annotated[float, Ge(0), Le(1)],
-    ) -> None:
-        super().__init__(total_steps=total_steps, warmup_steps=warmup_steps)
-        self.floor_ratio = floor_ratio
+    floor_ratio: Annotated[float, Ge(0), Le(1)]
 
 
 class Linear(_ToFloor):
