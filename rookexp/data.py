@@ -35,8 +35,8 @@ def make_corpus(config: dict[str, Any], run_folder: Path) -> None:
     read = " and ".join(f"{name}.*" for name in asked)
     print(f"no corpus is made: all that is read is folder, seed, {read}", file=sys.stderr)
     for part in asked.values():
-        print(part.write(corpus.folder))
-        print(f"written: {', '.join(str(corpus.folder / name) for name in part.files)}", file=sys.stderr)
+        print(part.write(corpus.path))
+        print(f"written: {', '.join(str(corpus.path / name) for name in part.files)}", file=sys.stderr)
 
 
 def check_config(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def read_object(path: Path, remedy: str) -> dict[str, Any]:
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except ValueError as error:
         raise DataError(f"{path}: no JSON ({error}); {remedy}") from error

@@ -1,11 +1,11 @@
-"""Shards: the same seed gives the same rows, a killed job leaves no shard, a finished one is never touched."""
+"""Annotated positions: the same seed gives the same rows, distinct and of every kind."""
 
 from __future__ import annotations
 
 import json
 import random
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,9 +13,9 @@ import chess
 import pytest
 
 from rookexp.corpora import annotate
-from rookexp.corpora.annotate import AnnotateJob, shard_path
-from rookexp.errors import DataError, EngineError
-from rookexp.rewards.engine import Line, find_stockfish
+from rookexp.corpora.annotate import shard_path
+from rookexp.errors import EngineError
+from rookexp.rewards.engine import Line
 from rookexp.shares import row_counts
 from rookexp.tasks import positions
 
@@ -24,6 +24,8 @@ QUOTAS = {"opening": 0.12, "middlegame": 0.22, "endgame": 0.16, "self_play": 0.5
 
 class Alphabet:
     """An engine that likes moves in alphabetical order, a pawn's worth apart."""
+
+    name = "Alphabet"
 
     def __init__(self, **settings: Any) -> None:
         self.settings = settings
@@ -54,13 +56,11 @@ class Broken(Alphabet):
         return super().lines(board)
 
 
-def job(folder: Path, **other: Any) -> AnnotateJob:
-    settings = {"index": 0, "seed": 2026, "rows": 60, "quotas": QUOTAS, "nodes": 1000, "multipv": 5, "retries": 0}
-    return AnnotateJob(folder=str(folder), engine_path=None, timeout_s=30.0, **(settings | other))
-
-
-def rows_of(asked: AnnotateJob) -> list[dict[str, Any]]:
-    return list(annotate.annotated_rows(asked, Alphabet()))  # type: ignore[arg-type]
+def rows_of(
+    rows: int = 60, index: int = 0, seed: int = 2026, quotas: Mapping[str, float] = QUOTAS
+) -> list[dict[str, Any]]:
+    rng = random.Random(f"{seed}/{index}")
+    return list(annotate.annotated_rows(rng, row_counts(rows, quotas), Alphabet()))  # type: ignore[arg-type]
 
 
 def test_quotas_are_shared_out_exactly() -> None:
@@ -76,8 +76,8 @@ def test_quotas_are_shared_out_exactly() -> None:
         assert all(abs(counts[kind] - rows * share) < 1 for kind, share in quotas.items())
 
 
-def test_rows_are_distinct_running_games_of_every_kind(tmp_path: Path) -> None:
-    rows = rows_of(job(tmp_path))
+def test_rows_are_distinct_running_games_of_every_kind() -> None:
+    rows = rows_of()
     counts = Counter(row["kind"] for row in rows)
     wanted = row_counts(60, QUOTAS)
     assert wanted["opening"] - 5 <= counts.pop("opening") <= wanted.pop("opening")
@@ -97,16 +97,16 @@ def test_rows_are_distinct_running_games_of_every_kind(tmp_path: Path) -> None:
             assert game.fen(en_passant="fen") == row["fen"]
 
 
-def test_rows_depend_on_seed_and_number_alone(tmp_path: Path) -> None:
-    rows = rows_of(job(tmp_path))
-    assert rows_of(job(tmp_path / "elsewhere")) == rows
-    assert rows_of(job(tmp_path, index=1)) != rows
-    assert rows_of(job(tmp_path, seed=2027)) != rows
+def test_rows_depend_on_seed_and_number_alone() -> None:
+    rows = rows_of()
+    assert rows_of() == rows
+    assert rows_of(index=1) != rows
+    assert rows_of(seed=2027) != rows
 
 
-def test_positions_of_a_seed_stay_what_they_were(tmp_path: Path) -> None:
+def test_positions_of_a_seed_stay_what_they_were() -> None:
     quotas = {"opening": 0.25, "middlegame": 0.25, "endgame": 0.5, "self_play": 0.0}
-    assert [row["fen"] for row in rows_of(job(tmp_path, rows=4, quotas=quotas))] == PINNED
+    assert [row["fen"] for row in rows_of(rows=4, quotas=quotas)] == PINNED
 
 
 def test_positions_are_those_of_the_corpus(root: Path) -> None:
@@ -114,7 +114,7 @@ def test_positions_are_those_of_the_corpus(root: Path) -> None:
     if not shard.is_file():
         pytest.skip("no outputs/corpus in this checkout")
     found = [json.loads(line)["fen"] for line in shard.read_text(encoding="utf-8").splitlines()[:100]]
-    rows = annotate.annotated_rows(job(root, rows=500), Alphabet())  # type: ignore[arg-type]
+    rows = annotate.annotated_rows(random.Random("2026/0"), row_counts(500, QUOTAS), Alphabet())  # type: ignore
     assert [next(rows)["fen"] for _ in found] == found
 
 
@@ -131,65 +131,6 @@ def test_soft_choice_follows_the_softmax_of_the_values() -> None:
     counts = Counter(annotate.soft_choice(rng, lines) for _ in range(4000))
     assert counts[moves[2]] == 0
     assert counts[moves[0]] / 4000 == pytest.approx(1 / (1 + 2.718281828**-1), abs=0.03)
-
-
-def test_a_job_writes_its_shard_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(annotate, "Stockfish", Alphabet)
-    small = job(tmp_path, rows=6)
-    partial = tmp_path / "annotations-00000.123.part"
-    partial.write_text("half a row")
-    annotate.run_job(small)
-    path = shard_path(tmp_path, 0)
-    first, stamp = path.read_bytes(), path.stat().st_mtime_ns
-    assert [json.loads(line) for line in first.splitlines()] == rows_of(small)
-    annotate.run_job(small)
-    assert path.stat().st_mtime_ns == stamp
-    path.unlink()
-    annotate.run_job(small)
-    assert path.read_bytes() == first
-    assert sorted(tmp_path.iterdir()) == [partial, path]
-
-
-def test_a_failed_job_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(annotate, "Stockfish", Broken)
-    with pytest.raises(EngineError, match="broken"):
-        annotate.run_job(job(tmp_path, rows=6))
-    assert not list(tmp_path.iterdir())
-    assert Broken.made[-1].closed
-    monkeypatch.setattr(annotate, "Stockfish", Alphabet)
-    with pytest.raises(DataError, match="cannot be written"):
-        annotate.run_job(job(tmp_path / "nowhere", rows=6))
-
-
-def test_an_engine_that_is_lost_is_replaced_and_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(annotate, "Stockfish", Broken)
-    Broken.made.clear()
-    asked = job(tmp_path, rows=6, retries=1)
-    annotate.run_job(asked)
-    assert [json.loads(line) for line in shard_path(tmp_path, 0).read_text().splitlines()] == rows_of(asked)
-    assert len(Broken.made) > 2
-    assert all(engine.closed for engine in Broken.made)
-
-
-@pytest.mark.engine
-def test_stockfish_shards_are_the_same_bytes_again(tmp_path: Path) -> None:
-    try:
-        find_stockfish(None)
-    except EngineError:
-        pytest.skip("no Stockfish here")
-    texts = []
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        small = replace(job(tmp_path / name), rows=6, index=3)
-        annotate.run_job(small)
-        texts.append(shard_path(small.folder, 3).read_bytes())
-    assert texts[0] == texts[1]
-    rows = [json.loads(line) for line in texts[0].splitlines()]
-    assert Counter(row["kind"] for row in rows)["self_play"] == 3
-    for row in rows:
-        assert set(row["moves"]) <= {move.uci() for move in chess.Board(row["fen"]).legal_moves}
 
 
 PINNED = [

@@ -16,16 +16,17 @@ from typing import Any
 import chess
 import pytest
 from pretenders import uci
+from test_annotate import QUOTAS, Alphabet, Broken, rows_of
 from test_engine_pool import gone
 
-from rookexp.corpora import a_documents, annotate
-from rookexp.corpora.annotate import AnnotateJob, shard_path
-from rookexp.corpora.corpus import Corpus
+from rookexp.corpora import a_documents
+from rookexp.corpora import corpus as corpus_module
+from rookexp.corpora.annotate import shard_path
+from rookexp.corpora.corpus import Corpus, make_shard
 from rookexp.errors import ConfigError, DataError, EngineError
 from rookexp.rewards.engine import find_stockfish
 from rookexp.tasks import positions
 
-QUOTAS = {"opening": 0.12, "middlegame": 0.22, "endgame": 0.16, "self_play": 0.5}
 A_SHARES = dict(zip(a_documents.A_KINDS, (0.3, 0.2, 0.1, 0.05, 0.1, 0.1, 0.1, 0.05), strict=True))
 CRASHES_ON_GO = f"""#!{sys.executable}
 import sys
@@ -72,7 +73,7 @@ def crashing(folder: Path) -> str:
     return str(path)
 
 
-def die(job: AnnotateJob) -> None:
+def die(corpus: Corpus, index: int) -> None:
     """A process that is killed in the middle of its work."""
     os._exit(9)
 
@@ -139,7 +140,7 @@ def test_shards_of_other_settings_are_not_mixed(tmp_path: Path) -> None:
         corpus(tmp_path, engine_path=crashing(tmp_path)).annotate()
     for text in ("{", "[1]"):
         notes.write_text(text)
-        with pytest.raises(DataError, match="annotations.json: cannot be read"):
+        with pytest.raises(DataError, match=r"annotations.json: no JSON.*; it says how the shards were made"):
             corpus(tmp_path, engine_path=crashing(tmp_path)).annotate()
 
 
@@ -153,9 +154,69 @@ def test_a_failing_engine_is_one_error_and_finished_shards_stay(tmp_path: Path) 
 
 
 def test_a_killed_process_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(annotate, "run_job", die)
+    monkeypatch.setattr(corpus_module, "make_shard", die)
     with pytest.raises(EngineError, match="was killed; finished shards are kept"):
         corpus(tmp_path, engine_path=crashing(tmp_path)).annotate()
+
+
+def test_a_shard_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus_module, "Stockfish", Alphabet)
+    small = corpus(tmp_path)
+    partial = tmp_path / "annotations-00000.123.part"
+    partial.write_text("half a row")
+    make_shard(small, 0)
+    path = shard_path(tmp_path, 0)
+    first, stamp = path.read_bytes(), path.stat().st_mtime_ns
+    assert [json.loads(line) for line in first.splitlines()] == rows_of(rows=6, seed=5)
+    make_shard(small, 0)
+    assert path.stat().st_mtime_ns == stamp
+    path.unlink()
+    make_shard(small, 0)
+    assert path.read_bytes() == first
+    assert sorted(tmp_path.iterdir()) == [partial, path]
+
+
+def test_a_failed_shard_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus_module, "Stockfish", Broken)
+    with pytest.raises(EngineError, match="broken"):
+        make_shard(corpus(tmp_path, retries=0), 0)
+    assert not list(tmp_path.iterdir())
+    assert Broken.made[-1].closed
+    monkeypatch.setattr(corpus_module, "Stockfish", Alphabet)
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(DataError, match="cannot be written"):
+        make_shard(corpus(file), 0)
+    with pytest.raises(DataError, match="cannot be written"):
+        corpus(file).annotate()
+
+
+def test_an_engine_that_is_lost_is_replaced_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus_module, "Stockfish", Broken)
+    Broken.made.clear()
+    make_shard(corpus(tmp_path, retries=1), 0)
+    assert [json.loads(line) for line in shard_path(tmp_path, 0).read_text().splitlines()] == rows_of(rows=6, seed=5)
+    assert len(Broken.made) > 2
+    assert all(engine.closed for engine in Broken.made)
+
+
+@pytest.mark.engine
+def test_stockfish_shards_are_the_same_bytes_again(tmp_path: Path) -> None:
+    try:
+        find_stockfish(None)
+    except EngineError:
+        pytest.skip("no Stockfish here")
+    texts = []
+    for name in ("one", "two"):
+        make_shard(corpus(tmp_path / name), 3)
+        texts.append(shard_path(tmp_path / name, 3).read_bytes())
+    assert texts[0] == texts[1]
+    rows = [json.loads(line) for line in texts[0].splitlines()]
+    assert sum(row["kind"] == "self_play" for row in rows) == 3
+    for row in rows:
+        assert set(row["moves"]) <= {move.uci() for move in chess.Board(row["fen"]).legal_moves}
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

@@ -1,21 +1,15 @@
-"""Annotated positions in resumable shards: what to analyse, the engine's lines, and the self-play between them."""
+"""Annotated positions: what to analyse, the engine's lines, and the self-play between them."""
 
 from __future__ import annotations
 
-import json
-import os
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import chess
 
-from rookexp.errors import DataError
-from rookexp.rewards.engine import Lasting, Line, Stockfish
-from rookexp.shares import row_counts
+from rookexp.rewards.engine import Lasting, Line
 from rookexp.tasks import positions
 
 KINDS = ("opening", "middlegame", "endgame", "self_play")
@@ -24,67 +18,18 @@ SELF_PLAY_TEMPERATURE_CP = 60.0
 MAX_SELF_PLAY_PLIES = 160
 
 
-@dataclass(frozen=True, slots=True)
-class AnnotateJob:
-    """One shard: everything that its content depends on."""
-
-    folder: str  # where the shard file goes
-    index: int  # the shard's number; with `seed` it fixes every random choice
-    seed: int
-    rows: int  # positions in the shard, less the repeated ones among its first plies
-    quotas: dict[str, float]  # share of opening, self_play, middlegame, endgame; sums to 1
-    engine_path: str | None
-    nodes: int
-    multipv: int
-    timeout_s: float
-    retries: int
-
-    def settings(self) -> dict[str, Any]:
-        """What a shard's rows depend on, besides its number and the engine's version."""
-        return {
-            "seed": self.seed,
-            "rows": self.rows,
-            "quotas": self.quotas,
-            "nodes": self.nodes,
-            "multipv": self.multipv,
-        }
-
-
-def shard_path(folder: str | Path, index: int) -> Path:
+def shard_path(folder: Path, index: int) -> Path:
     """The file of shard `index`; it exists only when the shard is complete."""
-    return Path(folder) / f"annotations-{index:05d}.jsonl"
+    return folder / f"annotations-{index:05d}.jsonl"
 
 
-def run_job(job: AnnotateJob) -> None:
-    """Writes one shard, unless its file exists; a file that exists is complete, however its job ended.
+def annotated_rows(rng: random.Random, kinds: Mapping[str, int], engine: Lasting) -> Iterator[dict[str, Any]]:
+    """Rows `{fen, kind, moves, evals_cp}`, best move first; self-play rows also carry `game`, the moves so far.
 
-    Raises: EngineError when the engine is missing or fails; DataError when the file cannot be written.
+    `kinds`: how many of each kind; of openings fewer, less the repeated ones among their first plies.
     """
-    path = shard_path(job.folder, job.index)
-    if path.exists():
-        return
-    start = partial(
-        Stockfish, path=job.engine_path, nodes=job.nodes, depth=None, multipv=job.multipv, timeout_s=job.timeout_s
-    )
-    engine = Lasting(start, retries=job.retries)
-    try:
-        rows = list(annotated_rows(job, engine))
-    finally:
-        engine.close()
-    unfinished = path.with_suffix(f".{os.getpid()}.part")
-    text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
-    try:
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(path)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be written ({error})") from error
-
-
-def annotated_rows(job: AnnotateJob, engine: Lasting) -> Iterator[dict[str, Any]]:
-    """Rows `{fen, kind, moves, evals_cp}`, best move first; self-play rows also carry `game`, the moves so far."""
-    rng = random.Random(f"{job.seed}/{job.index}")
     makers = {"opening": positions.opening, "middlegame": positions.middlegame, "endgame": positions.endgame}
-    counts = row_counts(job.rows, job.quotas)
+    counts = dict(kinds)
     seen: set[str] = set()
     for kind, maker in makers.items():
         while counts[kind] > 0:

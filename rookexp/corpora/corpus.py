@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,52 +19,56 @@ from annotated_types import Ge, Gt, Le, Lt
 from rookexp.chess_text import ListOrder
 from rookexp.corpora import a_documents, annotate, documents
 from rookexp.errors import DataError, EngineError
-from rookexp.files import write_atomic
-from rookexp.rewards.engine import Stockfish
+from rookexp.files import read_object, write_lines
+from rookexp.rewards.engine import Lasting, Stockfish
 from rookexp.shares import row_counts, shares_of
 
 
+@dataclass(kw_only=True)
 class Corpus:
     """A folder with annotated shards and the documents made of them; what is there already is kept."""
 
-    def __init__(
-        self,
-        *,
-        folder: str,
-        seed: Annotated[int, Ge(0)],
-        positions: Annotated[int, Gt(0)],
-        shard_positions: Annotated[int, Gt(0)],
-        quotas: Mapping[str, float],
-        engine_path: str | None,
-        nodes: Annotated[int, Gt(0)],
-        multipv: Annotated[int, Ge(1), Le(5)],
-        timeout_s: Annotated[float, Gt(0)],
-        retries: Annotated[int, Ge(0)],
-        processes: Annotated[int, Ge(1)],
-        copies: Annotated[int, Ge(1)],
-        black_best: Literal["legacy", "corrected"],
-        list_order: ListOrder,
-        l_share: Annotated[float, Ge(0), Le(1)],
-        p_share: Annotated[float, Gt(0), Lt(1)],
-        a_shares: Mapping[str, float],
-    ) -> None:
-        self.folder = Path(folder).expanduser()
-        self.seed = seed
-        self.positions = positions
-        self.shard_positions = shard_positions
-        self.quotas = shares_of("quotas", quotas, annotate.KINDS)
-        self.engine_path = engine_path
-        self.nodes = nodes
-        self.multipv = multipv
-        self.timeout_s = timeout_s
-        self.retries = retries
-        self.processes = processes
-        self.copies = copies
-        self.black_best: Literal["legacy", "corrected"] = black_best
-        self.list_order: ListOrder = list_order
-        self.l_share = l_share
-        self.p_share = p_share
-        self.a_shares = shares_of("a_shares", a_shares, a_documents.A_KINDS)
+    folder: str
+    seed: Annotated[int, Ge(0)]
+    positions: Annotated[int, Gt(0)]
+    shard_positions: Annotated[int, Gt(0)]
+    quotas: Mapping[str, float]
+    engine_path: str | None
+    nodes: Annotated[int, Gt(0)]
+    multipv: Annotated[int, Ge(1), Le(5)]
+    timeout_s: Annotated[float, Gt(0)]
+    retries: Annotated[int, Ge(0)]
+    processes: Annotated[int, Ge(1)]
+    copies: Annotated[int, Ge(1)]
+    black_best: Literal["legacy", "corrected"]
+    list_order: ListOrder
+    l_share: Annotated[float, Ge(0), Le(1)]
+    p_share: Annotated[float, Gt(0), Lt(1)]
+    a_shares: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        self.quotas = shares_of("quotas", self.quotas, annotate.KINDS)
+        self.a_shares = shares_of("a_shares", self.a_shares, a_documents.A_KINDS)
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return Path(self.folder).expanduser()
+
+    @property
+    def shards(self) -> range:
+        """The numbers of all shards."""
+        return range(-(-self.positions // self.shard_positions))
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many positions of each kind a shard has."""
+        return row_counts(self.shard_positions, self.quotas)
+
+    def engine(self) -> Stockfish:
+        """A new engine process. Raises: EngineError when it is missing or does not start."""
+        path, timeout_s = self.engine_path, self.timeout_s
+        return Stockfish(path=path, nodes=self.nodes, depth=None, multipv=self.multipv, timeout_s=timeout_s)
 
     def annotate(self) -> None:
         """Runs the shards that are missing, with a progress bar; safe to kill and start again.
@@ -70,27 +76,12 @@ class Corpus:
         The first failure stops the work; shards that are done stay.
         Raises: EngineError when the engine is missing or fails; DataError when the folder was made with other settings.
         """
-        jobs = [
-            annotate.AnnotateJob(
-                folder=str(self.folder),
-                index=index,
-                seed=self.seed,
-                rows=self.shard_positions,
-                quotas=self.quotas,
-                engine_path=self.engine_path,
-                nodes=self.nodes,
-                multipv=self.multipv,
-                timeout_s=self.timeout_s,
-                retries=self.retries,
-            )
-            for index in range(-(-self.positions // self.shard_positions))
-        ]
-        missing = [job for job in jobs if not annotate.shard_path(job.folder, job.index).exists()]
-        settings = jobs[0].settings()
+        missing = [index for index in self.shards if not annotate.shard_path(self.path, index).exists()]
+        # What a shard's rows depend on besides its number.
+        settings = {"seed": self.seed, "rows": self.shard_positions, "quotas": self.quotas}
+        settings |= {"nodes": self.nodes, "multipv": self.multipv}
         if missing:  # an engine that does not start is one error here instead of one a process
-            engine = Stockfish(
-                path=self.engine_path, nodes=self.nodes, depth=None, multipv=self.multipv, timeout_s=self.timeout_s
-            )
+            engine = self.engine()
             settings["engine"] = engine.name
             engine.close()
         self._check_settings(settings)
@@ -100,9 +91,9 @@ class Corpus:
 
         workers = min(self.processes, len(missing))
         with Progress() as progress, ProcessPoolExecutor(workers, get_context("spawn"), end_with_parent) as pool:
-            bar = progress.add_task("shards", total=len(jobs), completed=len(jobs) - len(missing))
+            bar = progress.add_task("shards", total=len(self.shards), completed=len(self.shards) - len(missing))
             try:
-                for done in as_completed([pool.submit(annotate.run_job, job) for job in missing]):
+                for done in as_completed([pool.submit(make_shard, self, index) for index in missing]):
                     done.result()
                     progress.advance(bar)
             except BrokenProcessPool as error:
@@ -123,9 +114,9 @@ class Corpus:
         Raises: DataError when a shard is missing or broken.
         """
         report = documents.build_corpus(
-            self.folder,
-            shards=-(-self.positions // self.shard_positions),
-            kinds=row_counts(self.shard_positions, self.quotas),
+            self.path,
+            shards=len(self.shards),
+            kinds=self.counts,
             seed=self.seed,
             copies=self.copies,
             black_best=self.black_best,
@@ -141,24 +132,31 @@ class Corpus:
 
         Raises: DataError.
         """
-        path = self.folder / "annotations.json"
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-            if not isinstance(known, dict):
-                raise ValueError("no JSON object")
-            for key, value in settings.items():
-                if known.get(key, value) != value:
-                    raise DataError(
-                        f"{path}: its shards were made with {key}={known[key]}, not {value}; "
-                        "choose another folder or delete this one"
-                    )
-            write_atomic(path, json.dumps(known | dict(settings), indent=2) + "\n")
-        except (OSError, ValueError) as error:
-            raise DataError(
-                f"{path}: cannot be read or written ({error}); it says how the shards were made: delete the folder or "
-                "choose another one"
-            ) from error
+        path = self.path / "annotations.json"
+        known = read_object(path, "it says how the shards were made: delete the folder or choose another one")
+        for key, value in settings.items():
+            if known.get(key, value) != value:
+                raise DataError(
+                    f"{path}: its shards were made with {key}={known[key]}, not {value}; "
+                    "choose another folder or delete this one"
+                )
+        write_lines(path, [json.dumps(known | dict(settings), indent=2)])
+
+
+def make_shard(corpus: Corpus, index: int) -> None:
+    """Writes one shard, unless its file exists; a file that exists is complete, however its process ended.
+
+    Raises: EngineError when the engine is missing or fails; DataError when the file cannot be written.
+    """
+    path = annotate.shard_path(corpus.path, index)
+    if path.exists():
+        return
+    engine = Lasting(corpus.engine, retries=corpus.retries)
+    try:
+        rows = list(annotate.annotated_rows(random.Random(f"{corpus.seed}/{index}"), corpus.counts, engine))
+    finally:
+        engine.close()
+    write_lines(path, [json.dumps(row, separators=(",", ":")) for row in rows])
 
 
 def end_with_parent() -> None:

@@ -162,7 +162,7 @@ def build_corpus(
     list_order: chess_text.ListOrder,
     l_share: float,
     p_share: float,
-    a_shares: dict[str, float],
+    a_shares: Mapping[str, float],
 ) -> dict[str, Any]:
     """Writes train.txt, validation.txt, test.txt, positions-test.jsonl and the sets of prompts into `folder`.
 
