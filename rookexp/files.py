@@ -17,7 +17,7 @@ from rookexp.errors import DataError
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yields a path to write to; the file written there then replaces `path` atomically."""
-    partial = path.with_name(path.name + ".partial")
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")  # other processes may write the same file
     yield partial
     os.replace(partial, path)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -22,6 +21,7 @@ from annotated_types import Ge, Le, MinLen
 
 from rookexp import chess_text
 from rookexp.config import check
+from rookexp.files import replacing
 
 Reading = Literal["written", "argmax"]
 IllegalMove = Literal["best_listed", "any_legal"]
@@ -314,9 +314,8 @@ def put(path: Path, before: bytes, text: bytes) -> None:
         raise OSError("not a regular file")
     known = path.read_bytes() if path.exists() else b""
     head, found, tail = known.rpartition(before) if before else (known, b"", b"")
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.write_bytes(head + text + tail if found else known + text)
-    os.replace(partial, path)
+    with replacing(path) as partial:
+        partial.write_bytes(head + text + tail if found else known + text)
 
 
 def is_of(board: chess.Board, game: chess.Board, colour: chess.Color) -> bool:
