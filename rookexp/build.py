@@ -14,10 +14,10 @@ from annotated_types import Ge
 from rookexp import aggregation, asking, chess_text, fitting, kl, session
 from rookexp.config import across, check, nodes
 from rookexp.config.nodes import Config, make, without
+from rookexp.draw import Sampling
 from rookexp.errors import ConfigError, DataError
 from rookexp.examination.exam import Exam
 from rookexp.examination.heldout import read_documents
-from rookexp.generate import Sampling
 from rookexp.hardware import Hardware
 from rookexp.models import weights
 from rookexp.objectives import likelihood

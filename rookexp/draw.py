@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import isqrt
-from typing import Protocol
+from typing import Annotated
 
 import torch
+from annotated_types import Ge, Gt, Le
 from jaxtyping import Float, Int
 from torch import Tensor
 
 
-class Sampling(Protocol):
-    """How tokens are drawn; hashable."""
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How completions are drawn: logits are divided by the temperature, then cut by top-k, then by top-p."""
+
+    temperature: Annotated[float, Ge(0)]  # 0 = greedy
+    top_k: Annotated[int, Ge(1)] | None  # only the k most likely tokens; None = all
+    top_p: Annotated[float, Gt(0), Le(1)] | None  # only the fewest tokens with this share of the mass; None = all
+    max_new_tokens: Annotated[int, Ge(1)]  # longest completion in tokens, end-of-text included
+    lookup: Annotated[int, Ge(0), Le(64)] = 0  # tokens guessed from the text so far, checked in one forward; 0 = none
 
     @property
-    def temperature(self) -> float:
-        """0 = greedy."""
-
-    @property
-    def top_k(self) -> int | None:
-        """Only the k most likely tokens; None = all."""
-
-    @property
-    def top_p(self) -> float | None:
-        """Only the fewest tokens with this share of the probability mass; None = all."""
+    def blind(self) -> bool:
+        """Whether drawing a token reads nothing back to the host; with top-p or lookup it does."""
+        return self.top_p in (None, 1) and self.lookup == 0
 
 
 def draw(

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rookexp.config import check
+from rookexp.draw import Sampling
 from rookexp.errors import ConfigError, Reconfigured
 from rookexp.evaluation import Greedy
 from rookexp.files import read_object, write_atomic
-from rookexp.generate import Sampling
 from rookexp.hardware import GIB, Hardware, Memory
 from rookexp.objectives.likelihood import Documents
 from rookexp.objectives.rollouts import RolloutSource

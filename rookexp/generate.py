@@ -4,38 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from annotated_types import Ge, Gt, Le
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from rookexp.draw import draw
+from rookexp.draw import Sampling, draw
 from rookexp.errors import DataError
 from rookexp.lookup import guess
 
 COMPACT_BELOW = 0.9  # share of live rows at which the cache is copied to those alone: cheaper than steps of dead rows
 LOOK_EVERY = {"cpu": 1, "cuda": 8}  # tokens between checks of which rows have ended; on a GPU a check waits for it
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How completions are drawn: logits are divided by the temperature, then cut by top-k, then by top-p."""
-
-    temperature: Annotated[float, Ge(0)]  # 0 = greedy
-    top_k: Annotated[int, Ge(1)] | None  # only the k most likely tokens; None = all
-    top_p: Annotated[float, Gt(0), Le(1)] | None  # only the fewest tokens with this share of the mass; None = all
-    max_new_tokens: Annotated[int, Ge(1)]  # longest completion in tokens, end-of-text included
-    lookup: Annotated[int, Ge(0), Le(64)] = (
-        0  # tokens guessed from the text so far and checked in one forward; 0 = none
-    )
-
-    @property
-    def blind(self) -> bool:
-        """Whether drawing a token reads nothing back to the host; with top-p or lookup it does."""
-        return self.top_p in (None, 1) and self.lookup == 0
 
 
 @dataclass(frozen=True, slots=True)

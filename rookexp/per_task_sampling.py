@@ -9,8 +9,8 @@ from typing import Annotated, Any, Protocol, runtime_checkable
 from annotated_types import Gt
 
 from rookexp.config import check
+from rookexp.draw import Sampling
 from rookexp.errors import ConfigError
-from rookexp.generate import Sampling
 
 # Types of the keys; temperature is above 0, as greedy rollouts of a prompt would all be the same.
 ALLOWED: dict[str, Any] = {**check.type_hints(Sampling), "temperature": Annotated[float, Gt(0)]}

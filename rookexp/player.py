@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from rookexp import chess_text, generate, ops
+from rookexp.draw import Sampling
 from rookexp.objectives.rollouts import completion_texts
 from rookexp.tokenizers import Tokenizer
 from rookexp.uci_protocol import Answer, Settings
@@ -44,7 +45,7 @@ class Player:
 
         Raises: DataError if the model has too few positions for the prompt.
         """
-        sampling = generate.Sampling(
+        sampling = Sampling(
             temperature=settings.temperature, top_k=None, top_p=None, max_new_tokens=settings.max_new_tokens
         )
         seeds = [ops.seed_of(settings.seed, "uci", turn)]

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from rookexp import generate
+from rookexp.draw import Sampling
 from rookexp.errors import ConfigError, lacks_memory
-from rookexp.generate import Sampling
 from rookexp.hardware import GIB, Memory
 from rookexp.trainer import Trainer
 from rookexp.types import Experience

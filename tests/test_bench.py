@@ -21,6 +21,7 @@ from rookexp.benchmark.runner import Runner, shape
 from rookexp.benchmark.sides import Side
 from rookexp.benchmark.turns import PHASES, Stopwatch
 from rookexp.config import composing, door
+from rookexp.draw import Sampling
 from rookexp.errors import ConfigError, RookexpError
 from rookexp.models.gpt2 import GPT2
 
@@ -65,7 +66,7 @@ def test_completions_end_as_often_as_was_asked(end_rate: float, shortest: int, l
     policy = policies.load(tmp_path / "model")
     prompts = policy.tokenizer.encode_all(workload.read_prompts(tmp_path / "model"))
     assert [len(ids) for ids in prompts] == lengths
-    sampling = generate.Sampling(temperature=1.0, top_k=None, top_p=None, max_new_tokens=40)
+    sampling = Sampling(temperature=1.0, top_k=None, top_p=None, max_new_tokens=40)
     samples = generate.sample(policy.model, prompts, range(400), sampling, policy.tokenizer.eot_id)
     assert shortest <= samples.mask.sum() / 400 <= longest
     assert samples.truncated.all() == (end_rate == 0)

@@ -10,8 +10,8 @@ import pytest
 
 from rookexp import asking, build, tokenizers
 from rookexp.config import across
+from rookexp.draw import Sampling
 from rookexp.errors import ConfigError, DataError
-from rookexp.generate import Sampling
 from rookexp.types import Prompt
 
 CORPUS = Path("corpus/train.txt")

@@ -24,8 +24,8 @@ from rookexp import aggregation, build, data, kl, session, uci, uci_protocol
 from rookexp.benchmark import settings
 from rookexp.config import check, composing, door, nodes
 from rookexp.corpora.corpus import Corpus
+from rookexp.draw import Sampling
 from rookexp.errors import ConfigError, EngineError
-from rookexp.generate import Sampling
 from rookexp.rewards.engine import find_stockfish
 
 CONF = composing.conf_dir()

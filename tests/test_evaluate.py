@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from rookexp import build, chess_text, generate, tokenizers
+from rookexp.draw import Sampling
 from rookexp.errors import ConfigError, DataError, EngineError
 from rookexp.examination import exam
 from rookexp.examination.exam import Exam
@@ -87,7 +88,7 @@ def speak(monkeypatch: pytest.MonkeyPatch) -> Callable[[Say], list[int]]:
     def put(say: Say) -> list[int]:
         sizes: list[int] = []
 
-        def sample(model: GPT2, prompts: Any, seeds: Any, sampling: generate.Sampling, eot_id: int) -> Samples:
+        def sample(model: GPT2, prompts: Any, seeds: Any, sampling: Sampling, eot_id: int) -> Samples:
             assert len(seeds) == len(prompts)
             sizes.append(len(prompts))
             longest = sampling.max_new_tokens - 1

@@ -18,10 +18,10 @@ from tiny import LONGEST, gae, grpo, policy, trainer
 
 from rookexp import asking, fitting, generate, probes, train
 from rookexp.config import door
+from rookexp.draw import Sampling
 from rookexp.errors import ConfigError, DataError, Reconfigured, lacks_memory
 from rookexp.evaluation import Greedy
 from rookexp.fitting import Batch
-from rookexp.generate import Sampling
 from rookexp.hardware import GIB, Hardware
 from rookexp.models.replays import Replays
 from rookexp.objectives.likelihood import Documents

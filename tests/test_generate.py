@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rookexp.draw import filtered, inverse_cdf
+from rookexp.draw import Sampling, filtered, inverse_cdf
 from rookexp.errors import DataError
-from rookexp.generate import Samples, Sampling, greedy, sample
+from rookexp.generate import Samples, greedy, sample
 from rookexp.models.gpt2 import GPT2, GPT2Config
 
 EOT = 3

@@ -22,7 +22,7 @@ from rookexp import coefficients, kl, losses
 from rookexp.aggregation import BY_NAME
 from rookexp.baselines import GroupMean, Rloo
 from rookexp.config import check
-from rookexp.generate import Sampling
+from rookexp.draw import Sampling
 from rookexp.objectives.grpo import GRPO
 from rookexp.types import Experience, Rollouts, Scores
 

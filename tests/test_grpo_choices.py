@@ -16,8 +16,8 @@ from torch import nn
 from rookexp import baselines, coefficients, kl
 from rookexp.aggregation import BY_NAME
 from rookexp.baselines import GroupMean, Rloo
+from rookexp.draw import Sampling
 from rookexp.errors import ConfigError
-from rookexp.generate import Sampling
 from rookexp.objectives.grpo import GRPO
 from rookexp.reference import EmaSync, HardSync, Interpolate, Never
 from rookexp.returns import ReinforcePP, TokenRewards

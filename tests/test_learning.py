@@ -11,7 +11,7 @@ from tiny import VOCAB, Ask, Record, gae, grpo, trainer
 
 from rookexp import coefficients, kl, losses
 from rookexp.baselines import GroupMean, Rloo
-from rookexp.generate import Sampling
+from rookexp.draw import Sampling
 from rookexp.models.gpt2 import GPT2, GPT2Config
 from rookexp.optim import AdamW
 from rookexp.returns import ReinforcePP

@@ -10,7 +10,8 @@ import torch
 from test_generate import EOT, SETTINGS, equal, mixed_prompts, name, wild
 
 from rookexp import generate, policies
-from rookexp.generate import Sampling, sample
+from rookexp.draw import Sampling
+from rookexp.generate import sample
 from rookexp.lookup import guess
 from rookexp.self_check.rehearsal import Reciter
 

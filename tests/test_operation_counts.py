@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from rookexp import coefficients
-from rookexp.generate import Sampling
+from rookexp.draw import Sampling
 from rookexp.models.gpt2 import GPT2, GPT2Config
 from rookexp.types import Experience
 

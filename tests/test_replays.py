@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rookexp.generate import Sampling, greedy, sample
+from rookexp.draw import Sampling
+from rookexp.generate import greedy, sample
 from rookexp.models import replays
 from rookexp.models.gpt2 import GPT2
 from rookexp.models.packed import CopiedLinear

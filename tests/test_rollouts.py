@@ -14,8 +14,8 @@ from torch import Tensor
 
 from rookexp import aggregation, generate
 from rookexp.baselines import Ema, GroupMean, Process
+from rookexp.draw import Sampling
 from rookexp.errors import ConfigError
-from rookexp.generate import Sampling
 from rookexp.objectives.rollout_metrics import rollout_metrics
 from rookexp.objectives.rollouts import with_groups
 from rookexp.types import Prompt, Rollouts, Scores, Stages

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rookexp import aggregation, coefficients, kl, losses
 from rookexp.baselines import GroupMean
-from rookexp.generate import Sampling
+from rookexp.draw import Sampling
 from rookexp.models.gpt2 import GPT2, GPT2Config
 from rookexp.objectives.grpo import GRPO
 from rookexp.reference import Never

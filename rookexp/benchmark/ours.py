@@ -12,6 +12,7 @@ from rookexp import build, generate, ops, policies
 from rookexp.benchmark.turns import Stopwatch, Turns, peak_bytes
 from rookexp.benchmark.workload import read_prompts
 from rookexp.config import nodes
+from rookexp.draw import Sampling
 from rookexp.hardware import Hardware
 from rookexp.track import Tracker
 
@@ -66,7 +67,7 @@ def decode(spec: Mapping[str, Any], turns: Turns) -> None:
     policy = policies.load(Path(spec["workload"]))
     model, tokenizer = hardware.placed(policy.model), policy.tokenizer
     prompts = tokenizer.encode_all(read_prompts(Path(spec["workload"])))
-    sampling = generate.Sampling(temperature=1.0, top_k=None, top_p=None, max_new_tokens=spec["new_tokens"])
+    sampling = Sampling(temperature=1.0, top_k=None, top_p=None, max_new_tokens=spec["new_tokens"])
     watch, turn = Stopwatch(hardware.device.type), 0
     while True:
         asked = turns.wait()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from rookexp import generate
+from rookexp.draw import Sampling
 from rookexp.objectives.likelihood import Documents, token_logprobs
 from rookexp.objectives.rollouts import completion_texts
 from rookexp.policies import Pretrained
@@ -37,7 +38,7 @@ class Answers:
     def _drawn(
         self, prompts: Sequence[str], seeds: Sequence[int], *, temperature: float, top_k: int | None
     ) -> tuple[list[str], int]:
-        sampling = generate.Sampling(temperature, top_k, None, self.max_new_tokens)
+        sampling = Sampling(temperature, top_k, None, self.max_new_tokens)
         tokenizer = self.policy.tokenizer
         texts: list[str] = []
         cut = 0

@@ -19,8 +19,9 @@ from annotated_types import Ge, Gt
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from rookexp import generate, kl, losses, ops, returns, shaping
+from rookexp import kl, losses, ops, returns, shaping
 from rookexp.coefficients import Coefficient
+from rookexp.draw import Sampling
 from rookexp.errors import ConfigError
 from rookexp.objectives.completion_positions import completions_of
 from rookexp.objectives.critic import ValueHead
@@ -49,8 +50,8 @@ class GRPO:
         policy_loss: losses.PolicyLoss,
         aggregation: Aggregation,
         reference_sync: Sync,
-        sampling: generate.Sampling,
-        own_sampling: Mapping[str, generate.Sampling],
+        sampling: Sampling,
+        own_sampling: Mapping[str, Sampling],
         group_size: Annotated[int, Ge(1)],
         kl_placement: Literal["loss", "reward"],
         entropy_coef: Annotated[float, Ge(0)],
@@ -118,7 +119,7 @@ class GRPO:
             self.heads[self.value_head] = baseline.value_lr
 
     def _refuse_what_cannot_work(
-        self, sampling: generate.Sampling, own: Mapping[str, generate.Sampling], overlong_buffer: int | None
+        self, sampling: Sampling, own: Mapping[str, Sampling], overlong_buffer: int | None
     ) -> None:
         """Checks the choices. Raises: ConfigError for those that contradict each other, with the reason."""
         if self.group_size == 1 and self.baseline.needs_groups:

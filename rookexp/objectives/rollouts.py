@@ -16,6 +16,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from rookexp import generate, ops, shaping
+from rookexp.draw import Sampling
 from rookexp.errors import ConfigError
 from rookexp.types import LongReward, Policy, Prompt, Reward, Rollouts, Scores, Stages, Tokenizer, scores_of, stages_of
 
@@ -43,8 +44,8 @@ class RolloutSource:
         tokenizer: Tokenizer,
         task: Task,
         reward: Reward,
-        sampling: generate.Sampling,
-        own_sampling: Mapping[str, generate.Sampling],
+        sampling: Sampling,
+        own_sampling: Mapping[str, Sampling],
         group_size: int,
         resamples: int,
         by_stage: bool,
@@ -119,11 +120,11 @@ class RolloutSource:
             group_size=self.group_size,
         )
 
-    def sampling_of(self, prompt: Prompt) -> generate.Sampling:
+    def sampling_of(self, prompt: Prompt) -> Sampling:
         """The prompt's sampling settings: those of its kind if there are any, else the common ones."""
         return self.own_sampling.get(prompt.task, self.sampling)
 
-    def batches(self, prompts: Sequence[Prompt]) -> Iterator[tuple[list[int], generate.Sampling]]:
+    def batches(self, prompts: Sequence[Prompt]) -> Iterator[tuple[list[int], Sampling]]:
         """For each distinct sampling setting, the indices of the prompts that use it, and the setting."""
         ways = [self.sampling_of(prompt) for prompt in prompts]
         for way in dict.fromkeys(ways):
