@@ -54,6 +54,7 @@ class Baseline(nn.Module):
     needs_values = False  # True: reads `TokenRewards.values`
     needs_groups = True  # True: a group of one completion is an error
     whole_rows = True  # False: the tokens of a row may have different advantages
+    bootstraps = False  # True: reads `TokenRewards.final_values`
     by_stage = False  # True: reads `TokenRewards.stage`, and a reward is paid where it is earned
     # Where `needs_values`, how the head is trained: see Gae.
     value_lr: float

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from rookexp import ops
 from rookexp.objectives.completion_positions import completions_of
 from rookexp.types import Experience, Policy
 
@@ -32,18 +31,10 @@ class ValueHead(nn.Module):
             values: Tensor = self.linear(hidden.to(self.linear.weight.dtype))[:, 0]
         return values
 
-    def along(
-        self, rows: Experience, mask: Bool[Tensor, "n t"], policy: Policy
-    ) -> tuple[Float[Tensor, "n t"], Float[Tensor, " n"]]:
-        """The value before each completion token, 0 elsewhere, and the value after each row's last completion token."""
-        n, width = mask.shape
-        longer = F.pad(mask, (1, 0))  # column t + 1 follows token t
-        wanted = F.pad(mask, (0, 1)) | longer  # (N, T + 1) completion tokens and the column after each row's last one
+    def at_end(self, rows: Experience, mask: Bool[Tensor, "n t"], policy: Policy) -> Float[Tensor, " n"]:
+        """The value after each row's last completion token."""
         wider = {f.name: F.pad(x, (0, 1)) for f in fields(rows) if (x := getattr(rows, f.name)).dim() == 2}
-        padded = replace(rows, **wider | {"weights": wanted.float()})
-        at = padded.predicting()
-        predicted = self(completions_of(padded, at).hidden(policy))
-        values = predicted.new_zeros(n * width).index_copy(0, at, predicted).view(n, width)  # of columns 1 to T
-        values = F.pad(values, (1, 0))  # (N, T + 1)
-        final = values.gather(1, (longer * torch.arange(width + 1, device=mask.device)).amax(1, keepdim=True))[:, 0]
-        return ops.zero_outside(values[:, :-1], mask), final
+        after = F.pad(mask, (1, 0)) & ~F.pad(mask, (0, 1))  # (N, T + 1) the column after each row's last token
+        padded = replace(rows, **wider | {"weights": after.float()})
+        values: Tensor = self(completions_of(padded, padded.predicting()).hidden(policy))
+        return values

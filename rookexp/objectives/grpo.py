@@ -238,7 +238,7 @@ class GRPO:
             tasks=tuple(prompt.task for prompt, keep in living if keep),
             values=seen["values"][kept] if "values" in seen else None,
             truncated=rollouts.truncated[kept],
-            final_values=seen["final_values"][kept] if "values" in seen else None,
+            final_values=seen["final_values"][kept] if "final_values" in seen else None,
             stage=None if stage is None else stage[kept],
         )
         found = self.baseline.advantages(given)
@@ -275,25 +275,25 @@ class GRPO:
         """Results of the training forward on the completions before the update, computed one group at a time.
 
         `logprobs`, `kl` (the divergence in the reward) and `values`, each (N, T) and 0 outside the completions;
-        `final_values` (N,), the value after each row's last token. `kl` and the values are left out where not needed.
+        `final_values` (N,), the value after each row's last token. All but `logprobs` are left out where not needed.
         """
         found: dict[str, list[Tensor]] = {}
         n, width = experience.tokens.shape
         for index in torch.arange(n, device=mask.device).split(self.group_size):
             rows = replace(experience.rows(index, width), weights=mask[index].float())
             at = rows.predicting()
-            stats, _ = self._stats(rows, at, self.reference if self._pays_kl() else None)
+            stats, hidden = self._stats(rows, at, self.reference if self._pays_kl() else None)
             flat = {"logprobs": stats.logprobs}
+            if self.value_head is not None:
+                flat["values"] = self.value_head(hidden)
             if stats.ref is not None:
                 flat["kl"] = self._penalty(stats.logprobs, stats.ref, stats.logprobs)
             for name, values in flat.items():
                 whole = values.new_zeros(len(index) * (width - 1)).index_copy(0, at, values)
                 found.setdefault(name, []).append(F.pad(whole.view(len(index), -1), (1, 0)))
-            if self.value_head is not None:
+            if self.value_head is not None and self.baseline.bootstraps:
                 with self.autocast():
-                    values, final = self.value_head.along(rows, mask[index], self.policy)
-                found.setdefault("values", []).append(values)
-                found.setdefault("final_values", []).append(final)
+                    found.setdefault("final_values", []).append(self.value_head.at_end(rows, mask[index], self.policy))
         return {name: torch.cat(values) for name, values in found.items()}
 
     # ---- loss ---------------------------------------------------------------------------------------------------
