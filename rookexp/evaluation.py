@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,29 +20,19 @@ ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in an object's default repr
 BATCH = 256  # prompts answered at a time; bounds the memory and changes no answer
 
 
+@dataclass(kw_only=True, eq=False)
 class Greedy:
     """Evaluates the policy at temperature 0 on the same prompts every time, so that any difference is the policy's."""
 
-    def __init__(
-        self,
-        *,
-        policy: generate.Decoder,
-        tokenizer: Tokenizer,
-        prompts: Sequence[Prompt],
-        reward: Reward,
-        max_new_tokens: int,
-        own_lengths: Mapping[str, int],
-        autocast: Callable[[], AbstractContextManager[None]],
-    ) -> None:
-        self.policy = policy
-        self.tokenizer = tokenizer
-        self.prompts = prompts
-        self.reward = reward
-        self.max_new_tokens = max_new_tokens
-        self.own_lengths = own_lengths  # max_new_tokens of the kinds of prompt that have another limit
-        self.autocast = autocast
-        self.batch = BATCH  # lowered by `hardware.fit` if that many do not fit in memory
-        self.completions: list[dict[str, Any]] = []  # of the latest evaluation: prompt, completion, reward and parts
+    policy: generate.Decoder
+    tokenizer: Tokenizer
+    prompts: Sequence[Prompt]
+    reward: Reward
+    max_new_tokens: int
+    own_lengths: Mapping[str, int]  # max_new_tokens of the kinds of prompt that have another limit
+    autocast: Callable[[], AbstractContextManager[None]]
+    batch: int = field(default=BATCH, init=False)  # lowered by `hardware.fit` if that many do not fit in memory
+    completions: list[dict[str, Any]] = field(default_factory=list, init=False)  # with rewards, of the last evaluation
 
     def __call__(self, step: int) -> dict[str, float]:
         """Metrics: the mean reward, its sd over prompts (dividing by N), the share truncated, each part's mean.

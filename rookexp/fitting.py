@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,24 +55,19 @@ class Batch:
     can_ask: Callable[[int], bool]  # whether the task has that many prompts for a step
 
 
+@dataclass(eq=False)
 class Finder:
     """Gives a trainer the micro-batch that suits the device and, with `hardware.grow=batch`, a run its batch size."""
 
-    def __init__(
-        self,
-        hardware: Hardware,
-        case: WorstCase,
-        decodings: Sequence[Decoding],
-        batch: Batch | None,
-        greedy: Greedy | None,
-    ) -> None:
-        self.hardware = hardware
-        self.case = case
-        self.decodings = decodings
-        self.batch = batch  # None = there is none to grow
-        self.greedy = greedy  # its batches may be made smaller; None = no evaluation that decodes
-        self.growth: dict[str, Any] = {}  # the GROWTH keys of the profile, once they are known
-        self.memory = hardware.memory()
+    hardware: Hardware
+    case: WorstCase
+    decodings: Sequence[Decoding]
+    batch: Batch | None  # None = there is none to grow
+    greedy: Greedy | None  # its batches may be made smaller; None = no evaluation that decodes
+    growth: dict[str, Any] = field(default_factory=dict, init=False)  # the GROWTH keys of the profile, once known
+
+    def __post_init__(self) -> None:
+        self.memory = self.hardware.memory()
 
     def grow(self, trainer: Trainer, folder: Path, *, resumed: bool) -> None:
         """With `hardware.grow=batch`, finds how many prompts a step should have; a resumed run keeps its number.

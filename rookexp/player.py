@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -16,19 +17,13 @@ from rookexp.tokenizers import Tokenizer
 from rookexp.uci_protocol import Answer, Settings
 
 
+@dataclass(frozen=True, kw_only=True)
 class Player:
     """A model that answers one position at a time."""
 
-    def __init__(
-        self,
-        *,
-        model: generate.Decoder,
-        tokenizer: Tokenizer,
-        autocast: Callable[[], AbstractContextManager[None]],
-    ) -> None:
-        self.model = model
-        self.tokenizer = tokenizer
-        self.autocast = autocast
+    model: generate.Decoder
+    tokenizer: Tokenizer
+    autocast: Callable[[], AbstractContextManager[None]]
 
     def answer(
         self, fen: str, legal: Collection[str], settings: Settings, turn: int, stopped: Callable[[], bool]
@@ -57,13 +52,13 @@ class Player:
         return text
 
 
+@dataclass(frozen=True)
 class Stoppable:
     """A decoder that only yields end-of-text once it is stopped; recorded GPU steps run on to the end."""
 
-    def __init__(self, model: Any, stopped: Callable[[], bool], eot_id: int) -> None:
-        self.model = model
-        self.stopped = stopped
-        self.eot_id = eot_id
+    model: Any
+    stopped: Callable[[], bool]
+    eot_id: int
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)

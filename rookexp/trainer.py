@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Annotated, Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
 import torch
-from annotated_types import Ge, Gt
 from torch import Tensor, nn
 
 from rookexp import ops
@@ -38,45 +37,29 @@ class Objective(Protocol):
         """Updates controllers, once a step; returns their metrics."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Trainer:
     """Runs `steps` steps; every random choice derives from the seed and the step, so any step can be resumed."""
 
-    def __init__(
-        self,
-        *,
-        policy: Policy,
-        objective: Objective,
-        optimizer: torch.optim.Optimizer,
-        schedule: Callable[[int], float],
-        steps: Annotated[int, Ge(1)],
-        inner_epochs: Annotated[int, Ge(1)],
-        minibatches: Annotated[int, Ge(1)],
-        micro_batch: Annotated[int, Ge(1)],
-        grad_clip: Annotated[float, Gt(0)],
-        seed: int,
-        tracker: Tracker,
-        evaluate: Callable[[int], dict[str, float]] | None,
-        eval_every: Annotated[int, Ge(1)],
-        diagnose_every: Annotated[int, Ge(1)] | None,
-        after_step: Callable[[int], None] | None,
-    ) -> None:
-        self.policy = policy
-        self.objective = objective
-        self.optimizer = optimizer
-        self.base_lrs = [group["lr"] for group in optimizer.param_groups]  # the schedule multiplies them
-        self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self.schedule = schedule
-        self.steps = steps
-        self.inner_epochs = inner_epochs
-        self.minibatches = minibatches
-        self.micro_batch = micro_batch
-        self.grad_clip = grad_clip
-        self.seed = seed
-        self.tracker = tracker
-        self.evaluate = evaluate
-        self.eval_every = eval_every
-        self.diagnose_every = diagnose_every
-        self.after_step = after_step  # called when a step is logged
+    policy: Policy
+    objective: Objective
+    optimizer: torch.optim.Optimizer
+    schedule: Callable[[int], float]  # the factor of the base rates in a step
+    steps: int
+    inner_epochs: int
+    minibatches: int
+    micro_batch: int
+    grad_clip: float
+    seed: int
+    tracker: Tracker
+    evaluate: Callable[[int], dict[str, float]] | None
+    eval_every: int
+    diagnose_every: int | None
+    after_step: Callable[[int], None] | None  # called when a step is logged
+
+    def __post_init__(self) -> None:
+        self.base_lrs = [group["lr"] for group in self.optimizer.param_groups]
+        self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def fit(self, start: int = 0) -> None:
         """Trains from step `start` to the end; metrics logged at s are of the state after s steps, so 0 is the start.

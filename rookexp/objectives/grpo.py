@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, cast
 
 import torch
@@ -34,93 +34,74 @@ from rookexp.types import Experience, LongReward, LossTerms, Policy, Reward, Rol
 Aggregation = Callable[..., Tensor]  # (mask (N, T), max_new_tokens=) -> weights (N, T): see rookexp.aggregation
 
 
+@dataclass(kw_only=True, eq=False)
 class GRPO:
     """Policy loss + beta divergence - entropy_coef entropy (+ a value loss), each token weighted by the aggregation."""
 
-    def __init__(
-        self,
-        *,
-        policy: SamplingPolicy,
-        tokenizer: Tokenizer,
-        task: Task,
-        reward: Reward,
-        baseline: Baseline,
-        coefficient: Coefficient,
-        divergence: kl.Exact | kl.Sampled,
-        policy_loss: losses.PolicyLoss,
-        aggregation: Aggregation,
-        reference_sync: Sync,
-        sampling: Sampling,
-        own_sampling: Mapping[str, Sampling],
-        group_size: Annotated[int, Ge(1)],
-        kl_placement: Literal["loss", "reward"],
-        entropy_coef: Annotated[float, Ge(0)],
-        advantage_clip: Annotated[float, Gt(0)] | None,
-        dead_groups: Literal["kept", "dropped", "resampled"],
-        max_resamples: Annotated[int, Ge(1)],
-        truncated: Literal["kept", "masked"],
-        overlong_buffer: Annotated[int, Ge(1)] | None,
-        single_update: bool,
-        exact_sampler: bool,
-        seed: int,
-        autocast: Callable[[], AbstractContextManager[None]],
-        head_chunk: Annotated[int, Ge(1)],
-        on_completions: Callable[[int, Sequence[dict[str, Any]]], None],
-    ) -> None:
-        self.policy = policy
-        self.baseline = baseline
-        self.coefficient = coefficient
-        self.divergence = divergence
-        self.policy_loss = policy_loss
-        self.aggregation = aggregation
-        self.reference_sync = reference_sync
-        self.max_new_tokens = max(each.max_new_tokens for each in (sampling, *own_sampling.values()))
-        self.group_size = group_size
-        self.kl_in_reward = kl_placement == "reward"
-        self.entropy_coef = entropy_coef
-        self.advantage_clip = advantage_clip
-        self.dead_groups = dead_groups
-        self.mask_truncated = truncated == "masked"
-        self.single_update = single_update
-        self.exact_sampler = exact_sampler
-        self.autocast = autocast
-        self.head_chunk = head_chunk
-        self.on_completions = on_completions
-        self._refuse_what_cannot_work(sampling, own_sampling, overlong_buffer)
+    policy: SamplingPolicy
+    tokenizer: Tokenizer
+    task: Task
+    reward: Reward
+    baseline: Baseline
+    coefficient: Coefficient
+    divergence: kl.Exact | kl.Sampled
+    policy_loss: losses.PolicyLoss
+    aggregation: Aggregation
+    reference_sync: Sync
+    sampling: Sampling
+    own_sampling: Mapping[str, Sampling]  # by kind of prompt, for the kinds that do not use `sampling`
+    group_size: Annotated[int, Ge(1)]
+    kl_placement: Literal["loss", "reward"]
+    entropy_coef: Annotated[float, Ge(0)]
+    advantage_clip: Annotated[float, Gt(0)] | None
+    dead_groups: Literal["kept", "dropped", "resampled"]
+    max_resamples: Annotated[int, Ge(1)]
+    truncated: Literal["kept", "masked"]
+    overlong_buffer: Annotated[int, Ge(1)] | None
+    single_update: bool  # whether a batch has one update, which then is of the policy that sampled it
+    exact_sampler: bool  # whether sampling computes log-probs exactly as the training forward does
+    seed: int
+    autocast: Callable[[], AbstractContextManager[None]]
+    head_chunk: Annotated[int, Ge(1)]
+    on_completions: Callable[[int, Sequence[dict[str, Any]]], None]
+
+    def __post_init__(self) -> None:
+        self._refuse_what_cannot_work()
+        self.max_new_tokens = max(each.max_new_tokens for each in (self.sampling, *self.own_sampling.values()))
+        self.kl_in_reward = self.kl_placement == "reward"
+        self.mask_truncated = self.truncated == "masked"
         self.source = RolloutSource(
-            policy=policy,
-            tokenizer=tokenizer,
-            task=task,
-            reward=reward,
-            sampling=sampling,
-            own_sampling=own_sampling,
-            group_size=group_size,
-            resamples=max_resamples if dead_groups == "resampled" else 0,
-            by_stage=baseline.by_stage,
-            overlong_buffer=overlong_buffer,
-            seed=seed,
-            autocast=autocast,
+            policy=self.policy,
+            tokenizer=self.tokenizer,
+            task=self.task,
+            reward=self.reward,
+            sampling=self.sampling,
+            own_sampling=self.own_sampling,
+            group_size=self.group_size,
+            resamples=self.max_resamples if self.dead_groups == "resampled" else 0,
+            by_stage=self.baseline.by_stage,
+            overlong_buffer=self.overlong_buffer,
+            seed=self.seed,
+            autocast=self.autocast,
         )
-        self.measured = divergence.shares if isinstance(divergence, kl.Exact) else (1.0, 0.0)
-        self.modules: dict[str, nn.Module] = {"baseline": baseline, "coefficient": coefficient}
+        self.measured = self.divergence.shares if isinstance(self.divergence, kl.Exact) else (1.0, 0.0)
+        self.modules: dict[str, nn.Module] = {"baseline": self.baseline, "coefficient": self.coefficient}
         self.reference: SamplingPolicy | None = None
-        if coefficient.can_be_nonzero:
-            self.reference = copy.deepcopy(policy)
+        if self.coefficient.can_be_nonzero:
+            self.reference = copy.deepcopy(self.policy)
             for parameter in self.reference.parameters():
                 parameter.requires_grad_(False)
-            if reference_sync.moves:
+            if self.reference_sync.moves:
                 self.modules["reference"] = cast("nn.Module", self.reference)
         self.rows = 0  # completions of the last step
         self.heads: dict[nn.Module, float] = {}  # modules trained beside the policy, and their learning rates
         self.value_head: ValueHead | None = None
-        if baseline.needs_values:
-            self.value_head = ValueHead(policy.head_weight.shape[1]).to(policy.head_weight.device)
+        if self.baseline.needs_values:
+            self.value_head = ValueHead(self.policy.head_weight.shape[1]).to(self.policy.head_weight.device)
             self.modules["value_head"] = self.value_head
-            self.heads[self.value_head] = baseline.value_lr
+            self.heads[self.value_head] = self.baseline.value_lr
 
-    def _refuse_what_cannot_work(
-        self, sampling: Sampling, own: Mapping[str, Sampling], overlong_buffer: int | None
-    ) -> None:
+    def _refuse_what_cannot_work(self) -> None:
         """Checks the choices. Raises: ConfigError for those that contradict each other, with the reason."""
         if self.group_size == 1 and self.baseline.needs_groups:
             raise ConfigError(
@@ -138,10 +119,10 @@ class GRPO:
                 "one ratio a completion and needs one advantage a completion, the baseline gives one a token; "
                 "choose loss=gspo_token or clip, or a baseline that compares completions"
             )
-        keys = {"grpo": sampling, **{f"task.sampling.{kind}": each for kind, each in own.items()}}
+        keys = {"grpo": self.sampling, **{f"task.sampling.{kind}": each for kind, each in self.own_sampling.items()}}
         limit, key = min((each.max_new_tokens, f"{key}.max_new_tokens") for key, each in keys.items())
-        if overlong_buffer is not None and overlong_buffer > limit:
-            raise ConfigError(f"grpo.overlong_buffer={overlong_buffer}: allowed: null, or at most {key}={limit}")
+        if self.overlong_buffer is not None and self.overlong_buffer > limit:
+            raise ConfigError(f"grpo.overlong_buffer={self.overlong_buffer}: allowed: null, or at most {key}={limit}")
         if self.dead_groups != "kept" and not self.baseline.needs_groups:
             raise ConfigError(
                 f"grpo.dead_groups={self.dead_groups} with baseline={type(self.baseline).__name__}: it does "

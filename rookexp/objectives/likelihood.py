@@ -6,6 +6,7 @@ import random
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -56,34 +57,23 @@ def token_logprobs(
     return ops.token_stats(hidden, policy.head_weight, ops.predicted(tokens, at), one, chunk=head_chunk).logprobs
 
 
+@dataclass(kw_only=True, eq=False)
 class NextToken:
     """Mean negative log-likelihood in nats per token; every token but a document's first is predicted.
 
     A prompt token weighs `prompt_weight` times as much as any other token.
     """
 
-    def __init__(
-        self,
-        *,
-        policy: Policy,
-        documents: Documents,
-        batch_documents: int,
-        prompt_weight: float,
-        seed: int,
-        autocast: Callable[[], AbstractContextManager[None]],
-        head_chunk: int,
-        device: torch.device,
-    ) -> None:
-        self.policy = policy
-        self.documents = documents
-        self.batch_documents = batch_documents
-        self.prompt_weight = prompt_weight
-        self.seed = seed
-        self.autocast = autocast
-        self.head_chunk = head_chunk
-        self.device = device
-        self.modules: dict[str, nn.Module] = {}
-        self._order: tuple[int, list[int]] = (-1, [])
+    policy: Policy
+    documents: Documents
+    batch_documents: int
+    prompt_weight: float
+    seed: int
+    autocast: Callable[[], AbstractContextManager[None]]
+    head_chunk: int
+    device: torch.device
+    modules: dict[str, nn.Module] = field(default_factory=dict, init=False)  # none
+    _order: tuple[int, list[int]] = field(default=(-1, []), init=False)  # the latest epoch, and its documents' order
 
     def collect(self, step: int) -> tuple[Experience, dict[str, float]]:
         """The step's documents, and `epoch`, the passes before it; each pass is a seeded shuffle of all documents."""

@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Protocol, runtime_checkable
 
@@ -34,37 +34,22 @@ class Task(Protocol):
         """The P prompts of a step."""
 
 
+@dataclass(kw_only=True, eq=False)
 class RolloutSource:
     """Samples and scores a step's groups; the result depends only on the weights, the seed and the step."""
 
-    def __init__(
-        self,
-        *,
-        policy: SamplingPolicy,
-        tokenizer: Tokenizer,
-        task: Task,
-        reward: Reward,
-        sampling: Sampling,
-        own_sampling: Mapping[str, Sampling],
-        group_size: int,
-        resamples: int,
-        by_stage: bool,
-        overlong_buffer: int | None,
-        seed: int,
-        autocast: Callable[[], AbstractContextManager[None]],
-    ) -> None:
-        self.policy = policy
-        self.tokenizer = tokenizer
-        self.task = task
-        self.reward = reward
-        self.sampling = sampling
-        self.own_sampling = own_sampling  # by kind of prompt, for the kinds that do not use `sampling`
-        self.group_size = group_size
-        self.resamples = resamples  # how often a dead group is sampled again at most
-        self.by_stage = by_stage  # whether the baseline compares stages: a dead group is then one with all stages equal
-        self.overlong_buffer = overlong_buffer
-        self.seed = seed
-        self.autocast = autocast
+    policy: SamplingPolicy
+    tokenizer: Tokenizer
+    task: Task
+    reward: Reward
+    sampling: Sampling
+    own_sampling: Mapping[str, Sampling]  # by kind of prompt, for the kinds that do not use `sampling`
+    group_size: int
+    resamples: int  # how often a dead group is sampled again at most
+    by_stage: bool  # whether the baseline compares stages: a dead group is then one with all stages equal
+    overlong_buffer: int | None
+    seed: int
+    autocast: Callable[[], AbstractContextManager[None]]
 
     def collect(self, step: int) -> tuple[Rollouts, Scores, int]:
         """The step's completions, their scores, and how many completions were sampled in all.
