@@ -5,8 +5,6 @@ from __future__ import annotations
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rookexp.errors import ConfigError
-
 
 def overlong_penalty(lengths: Int[Tensor, " n"], *, max_new_tokens: int, buffer: int) -> Float[Tensor, " n"]:
     """What each completion's length adds to its reward: clamp((max_new_tokens - buffer - length) / buffer, -1, 0).
@@ -14,11 +12,8 @@ def overlong_penalty(lengths: Int[Tensor, " n"], *, max_new_tokens: int, buffer:
     0 up to max_new_tokens - buffer, then a straight line down to -1 at max_new_tokens. A length counts all tokens of
     the completion with its end-of-text, as `Rollouts.mask.sum(1)` does: one that ends with the last token allowed and
     one that was cut there have the same length, and both get -1.
-    Raises: ConfigError unless 1 <= buffer <= max_new_tokens.
     Source: DAPO, Yu et al. 2025 (arXiv 2503.14476), eq. 13.
     """
-    if not 1 <= buffer <= max_new_tokens:
-        raise ConfigError(f"overlong buffer {buffer}: allowed: 1 to max_new_tokens = {max_new_tokens}")
     return ((max_new_tokens - buffer - lengths) / buffer).clamp(-1, 0)
 
 
