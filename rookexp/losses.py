@@ -13,7 +13,8 @@ whatever the ratio. With A < 0 Clip, Gspo, GspoToken, Luspo and Gmpo grow in pro
 from __future__ import annotations
 
 import math
-from typing import Annotated, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from annotated_types import Gt, Lt
@@ -27,14 +28,14 @@ RowOfToken = Int[Tensor, " m"]  # each token's row number, in any order; all tok
 Flags = dict[str, PerToken]  # a metric's name, and 0 or 1 at each token
 
 
-@runtime_checkable
-class PolicyLoss(Protocol):
+class PolicyLoss:
     """What the objective minimises besides divergence and entropy."""
 
-    whole_rows: bool  # True: the ratio is a row's, so its tokens must share one advantage
+    whole_rows = False  # True: the ratio is a row's, so its tokens must share one advantage
 
     def __call__(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> PerToken:
         """The loss of each token, to be minimised; a row's loss stands at every token of the row."""
+        raise NotImplementedError
 
     def clip_flags(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> Flags:
         """Detached 0 or 1 at each token; the mean over completion tokens is the metric of that name; {}: no clip.
@@ -43,15 +44,15 @@ class PolicyLoss(Protocol):
         is below and A < 0; clip_frac/high: above and A > 0; clip_frac/region: low, high, or above the cap that holds
         for A < 0, which are the tokens without a gradient (in Cispo they keep one).
         """
+        return {}
 
 
-class Clip:
+class Clip(PolicyLoss):
     """-min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A).
 
     Source: Schulman et al. 2017 (arXiv 1707.06347), eq. 7; two clips: Yu et al. 2025 (arXiv 2503.14476), eq. 8.
     """
 
-    whole_rows = False
     cap = math.inf  # with A < 0 a ratio above it has no gradient
 
     def __init__(self, *, clip_low: Annotated[float, Gt(0), Lt(1)], clip_high: Annotated[float, Gt(0)]) -> None:
@@ -147,20 +148,13 @@ class Luspo(Gspo):
         return super().__call__(logprobs, old, advantages, row) * _row_length(row)
 
 
-class Cispo:
+class Cispo(PolicyLoss):
     """-sg(clip(ratio, 1 - clip_low, 1 + clip_high)) A logprobs: a clipped weight, and no token without a gradient.
 
     clip_low None: not clipped below. Source: MiniMax 2025 (arXiv 2506.13585), eq. 4-5.
     """
 
-    whole_rows = False
-
-    def __init__(
-        self,
-        *,
-        clip_low: Annotated[float, Gt(0), Lt(1)] | None,
-        clip_high: Annotated[float, Gt(0)],
-    ) -> None:
+    def __init__(self, *, clip_low: Annotated[float, Gt(0), Lt(1)] | None, clip_high: Annotated[float, Gt(0)]) -> None:
         self.low, self.high = 0.0 if clip_low is None else 1 - clip_low, 1 + clip_high
 
     def __call__(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> PerToken:
@@ -172,7 +166,8 @@ class Cispo:
         return _clip_flags((logprobs.detach() - old).exp(), advantages, self.low, self.high)
 
 
-class Gmpo:
+@dataclass(frozen=True, kw_only=True)
+class Gmpo(PolicyLoss):
     """-exp(mean over the row of the clipped logprobs - old) A: the geometric mean of a row's ratios.
 
     The log-ratio is clipped above at log_clip where A > 0 and below at -log_clip where A < 0; a clipped token has no
@@ -181,9 +176,7 @@ class Gmpo:
     """
 
     whole_rows = True
-
-    def __init__(self, *, log_clip: Annotated[float, Gt(0)]) -> None:
-        self.log_clip = log_clip
+    log_clip: Annotated[float, Gt(0)]
 
     def __call__(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> PerToken:
         log_ratio = logprobs - old
@@ -195,35 +188,23 @@ class Gmpo:
         return _clip_flags(logprobs.detach() - old, advantages, -self.log_clip, self.log_clip)
 
 
-class Unclipped:
-    """A loss that has no clip to report."""
-
-    def clip_flags(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> Flags:
-        """{}: nothing is clipped."""
-        return {}
-
-
-class Reinforce(Unclipped):
+class Reinforce(PolicyLoss):
     """-A logprobs: the plain policy gradient; `old` is unused. Source: Williams 1992."""
-
-    whole_rows = False
 
     def __call__(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> PerToken:
         return -advantages * logprobs
 
 
-class Sapo(Unclipped):
+@dataclass(frozen=True, kw_only=True)
+class Sapo(PolicyLoss):
     """-f(ratio) A with f = 4 / tau sigmoid(tau (ratio - 1)) in (0, 4 / tau): a soft clip.
 
     tau is tau_positive where A > 0, else tau_negative. df / dratio = 4 sigmoid (1 - sigmoid), which is 1 at ratio 1.
     Source: Gao et al. 2025 (arXiv 2511.20347).
     """
 
-    whole_rows = False
-
-    def __init__(self, *, tau_positive: Annotated[float, Gt(0)], tau_negative: Annotated[float, Gt(0)]) -> None:
-        self.tau_positive = tau_positive
-        self.tau_negative = tau_negative
+    tau_positive: Annotated[float, Gt(0)]
+    tau_negative: Annotated[float, Gt(0)]
 
     def __call__(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> PerToken:
         ratio = (logprobs - old).exp()
@@ -231,7 +212,8 @@ class Sapo(Unclipped):
         return -gate * advantages
 
 
-class Vespo(Unclipped):
+@dataclass(frozen=True, kw_only=True)
+class Vespo(PolicyLoss):
     """-sg(phi(W)) A logprobs with the row's W = exp(sum of logprobs - old) and phi = W^k exp(lambda (1 - W)).
 
     (k, lambda) is the positive pair where A >= 0, else the negative. phi(1) = 1; phi rises from 0 to its maximum
@@ -239,21 +221,16 @@ class Vespo(Unclipped):
     """
 
     whole_rows = True
-
-    def __init__(
-        self,
-        *,
-        k_positive: Annotated[float, Gt(0)],
-        lambda_positive: Annotated[float, Gt(0)],
-        k_negative: Annotated[float, Gt(0)],
-        lambda_negative: Annotated[float, Gt(0)],
-    ) -> None:
-        self.positive = k_positive, lambda_positive
-        self.negative = k_negative, lambda_negative
+    k_positive: Annotated[float, Gt(0)]
+    lambda_positive: Annotated[float, Gt(0)]
+    k_negative: Annotated[float, Gt(0)]
+    lambda_negative: Annotated[float, Gt(0)]
 
     def __call__(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> PerToken:
         log_w = _row_sum(logprobs.detach() - old, row)
-        phi = torch.where(advantages >= 0, _gamma_kernel(log_w, *self.positive), _gamma_kernel(log_w, *self.negative))
+        positive = _gamma_kernel(log_w, self.k_positive, self.lambda_positive)
+        negative = _gamma_kernel(log_w, self.k_negative, self.lambda_negative)
+        phi = torch.where(advantages >= 0, positive, negative)
         return -phi * advantages * logprobs
 
 
