@@ -21,7 +21,7 @@ BY_COLOUR = (
     ("eval/best_is_engine_white", "white to move", "#c98a1b"),
     ("eval/best_is_engine_black", "black to move", "#1f2a44"),
 )
-BLUE, GREY = "#2f6fb5", "#9fb4cc"
+BLUE, RED = "#2f6fb5", "#c0392b"
 LEGEND: dict[str, Any] = {"fontsize": 8, "frameon": False}
 
 
@@ -126,42 +126,39 @@ def plot(rows: Rows, path: Path, *, title: str) -> None:
     figure.savefig(path)
 
 
+def _curve(axes: Any, rows: Rows, name: str, colour: str = BLUE, label: str = "") -> None:
+    x, y = column(rows, name)
+    if len(y) < WINDOW:
+        axes.plot(x, y, marker="o", markersize=3, linewidth=1.2, color=colour, label=label)
+    else:
+        said = f"{label}, " if label else ""
+        axes.plot(x, y, linewidth=0.8, alpha=0.35, color=colour, label=f"{said}each time")
+        axes.plot(x, moving_average(y), linewidth=1.8, color=colour, label=f"{said}mean of the last {WINDOW}")
+
+
 def _reward(axes: Any, rows: Rows) -> None:
-    for name, label, colour in (("reward/mean", "sampled", BLUE), ("eval/reward", "greedy", "#c0392b")):
-        x, y = column(rows, name)
-        if not len(y):
-            continue
-        if len(y) < WINDOW:
-            axes.plot(x, y, marker="o", markersize=3, linewidth=1.2, color=colour, label=label)
-        else:
-            axes.plot(x, y, linewidth=0.8, alpha=0.35, color=colour, label=f"{label}, each time")
-            axes.plot(x, moving_average(y), linewidth=1.8, color=colour, label=f"{label}, mean of the last {WINDOW}")
+    for name, colour, label in (("reward/mean", BLUE, "sampled"), ("eval/reward", RED, "greedy")):
+        if len(column(rows, name)[1]):
+            _curve(axes, rows, name, colour, label)
     axes.set(title="Reward", ylabel="reward a completion")
 
 
-def _curve(axes: Any, rows: Rows, name: str, title: str, ylabel: str) -> None:
-    x, y = column(rows, name)
-    if len(y) < WINDOW:
-        axes.plot(x, y, marker="o", markersize=3, linewidth=1.2, color=BLUE)
-    else:
-        axes.plot(x, y, linewidth=0.8, color=GREY, label="each step")
-        axes.plot(x, moving_average(y), linewidth=1.6, color=BLUE, label=f"mean of the last {WINDOW}")
-    axes.set(title=title, ylabel=ylabel)
-
-
 def _kl(axes: Any, rows: Rows) -> None:
-    _curve(axes, rows, "kl", "KL to the reference", "nats a token")
+    _curve(axes, rows, "kl")
+    axes.set(title="KL to the reference", ylabel="nats a token")
     axes.set_ylim(bottom=0)
 
 
 def _entropy(axes: Any, rows: Rows) -> None:
-    _curve(axes, rows, "entropy", "Entropy of the policy", "nats a token")
+    _curve(axes, rows, "entropy")
+    axes.set(title="Entropy of the policy", ylabel="nats a token")
 
 
 def _grad_norm(axes: Any, rows: Rows) -> None:
     from matplotlib.ticker import LogLocator, MaxNLocator
 
-    _curve(axes, rows, "grad_norm", "Gradient norm before clipping", "L2 norm (log scale)")
+    _curve(axes, rows, "grad_norm")
+    axes.set(title="Gradient norm before clipping", ylabel="L2 norm (log scale)")
     norms = column(rows, "grad_norm")[1]
     if np.all(norms > 0):
         axes.set_yscale("log")
