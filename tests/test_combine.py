@@ -15,8 +15,7 @@ from rookexp.config import check, nodes
 from rookexp.errors import ConfigError
 from rookexp.rewards.by_task import ByTask
 from rookexp.rewards.chess import PolicyReward
-from rookexp.rewards.combine import Clipped, Combined
-from rookexp.rewards.made_of import MadeOf
+from rookexp.rewards.combine import Clipped, Combined, MadeOf
 from rookexp.types import Prompt, Scores
 
 NAN = math.nan

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rookexp.errors import ConfigError, PartError
-from rookexp.rewards.made_of import MadeOf
+from rookexp.rewards.combine import MadeOf
 from rookexp.rewards.rows import completions_each
 from rookexp.types import Prompt, Reward, Scores, scores_of, stages_of
 
