@@ -64,7 +64,7 @@ def read_object(path: Path, remedy: str) -> dict[str, Any]:
     Raises: DataError, whose message ends with `remedy`, if it holds no JSON object.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8-sig"))
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except ValueError as error:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rookexp.errors import DataError
-from rookexp.files import replacing, write_atomic
+from rookexp.files import read_object, replacing, write_atomic
 from rookexp.models.gpt2 import GPT2, GPT2Config
 
 WEIGHTS = "model.safetensors"
@@ -321,10 +321,4 @@ def _eot_id(path: Path, vocab_size: int) -> int:
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise DataError(f"{path}: no such file; copy the model's {path.name} there")
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8-sig"))
-    except ValueError as error:
-        raise DataError(f"{path}: not JSON ({error}); copy it again") from error
-    if not isinstance(raw, dict):
-        raise DataError(f"{path}: not a JSON object; copy it again")
-    return raw
+    return read_object(path, "copy it again")
