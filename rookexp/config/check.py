@@ -39,6 +39,8 @@ BOUNDS: tuple[tuple[type, str, str, Callable[[Any, Any], bool]], ...] = (
     (annotated_types.Ge, "ge", ">=", operator.ge),
     (annotated_types.Lt, "lt", "<", operator.lt),
     (annotated_types.Le, "le", "<=", operator.le),
+    (annotated_types.MinLen, "min_length", "of length >=", lambda value, least: len(value) >= least),
+    (annotated_types.MaxLen, "max_length", "of length <=", lambda value, most: len(value) <= most),
 )
 
 
@@ -231,10 +233,6 @@ def holds(value: Any, rule: Any) -> bool:
     for kind, name, _, holds_for in BOUNDS:
         if isinstance(rule, kind):
             return holds_for(value, getattr(rule, name))
-    if isinstance(rule, annotated_types.MinLen):
-        return len(value) >= rule.min_length
-    if isinstance(rule, annotated_types.MaxLen):
-        return len(value) <= rule.max_length
     return True
 
 
@@ -269,10 +267,6 @@ def rule_text(rule: Any) -> str:
     for kind, name, sign, _ in BOUNDS:
         if isinstance(rule, kind):
             return f"{sign} {getattr(rule, name)}"
-    if isinstance(rule, annotated_types.MinLen):
-        return f"of length >= {rule.min_length}"
-    if isinstance(rule, annotated_types.MaxLen):
-        return f"of length <= {rule.max_length}"
     return ""
 
 
