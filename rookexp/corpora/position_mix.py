@@ -12,7 +12,7 @@ from statistics import mean
 from typing import Annotated, Any
 
 import chess
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, MinLen
 
 from rookexp import boards, chess_text
 from rookexp.errors import DataError
@@ -40,6 +40,7 @@ class Found:
         return chess.popcount(self.board.occupied)
 
 
+@dataclass(kw_only=True)
 class PositionMix:
     """Distinct positions of unfinished games, White and Black to move equally often in each kind.
 
@@ -50,24 +51,16 @@ class PositionMix:
 
     files = ("positions.jsonl", "positions.json", "positions.svg")  # the positions, the report and the sheet
 
-    def __init__(
-        self,
-        *,
-        positions: Annotated[int, Gt(0)] | None,
-        shares: Mapping[str, float],
-        opening_plies: Annotated[int, Ge(0)],
-        middlegame_plies: Sequence[Annotated[int, Ge(0)]],
-        endgame_pieces: Annotated[int, Ge(4)],
-        sheet: Annotated[int, Ge(1)],
-        seed: Annotated[int, Ge(0)],
-    ) -> None:
-        self.positions = positions
-        self.shares = shares_of("mix.shares", shares, KINDS)
-        self.opening_plies = opening_plies
-        self.first, self.last = (min(middlegame_plies), max(middlegame_plies)) if middlegame_plies else (0, 0)
-        self.endgame_pieces = endgame_pieces
-        self.sheet = sheet
-        self.seed = seed
+    positions: Annotated[int, Gt(0)] | None
+    shares: Mapping[str, float]
+    opening_plies: Annotated[int, Ge(0)]
+    middlegame_plies: Annotated[Sequence[Annotated[int, Ge(0)]], MinLen(1)]
+    endgame_pieces: Annotated[int, Ge(4)]
+    sheet: Annotated[int, Ge(1)]
+    seed: Annotated[int, Ge(0)]
+
+    def __post_init__(self) -> None:
+        self.shares = shares_of("mix.shares", self.shares, KINDS)
 
     def make(self, count: int) -> list[Found]:
         """`count` positions, kind by kind and the colours in turn.
@@ -112,8 +105,8 @@ class PositionMix:
     def _draw(self, kind: str, rng: random.Random) -> Found:
         if kind == "endgame":
             return Found(positions.endgame(rng), kind, None)
-        plies = rng.randint(0, self.opening_plies) if kind == "opening" else rng.randint(self.first, self.last)
-        board = positions.random_game(rng, plies)
+        plies = (0, self.opening_plies) if kind == "opening" else self.middlegame_plies
+        board = positions.random_game(rng, rng.randint(min(plies), max(plies)))
         return Found(board, kind, board.ply())
 
 

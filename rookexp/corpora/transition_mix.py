@@ -6,6 +6,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +24,7 @@ SPECIAL_PLIES = 40
 ATTEMPTS = 20_000  # games in a row that give nothing new: there are no more such prompts
 
 
+@dataclass(kw_only=True)
 class TransitionMix:
     """A documents with exact shares of each class, White and Black to move equally often in each.
 
@@ -32,18 +34,13 @@ class TransitionMix:
 
     files = ("transitions-train.txt", "transitions-eval.txt")
 
-    def __init__(
-        self,
-        *,
-        rows: Annotated[int, Gt(0)] | None,
-        eval_rows: Annotated[int, Gt(0)],
-        shares: Mapping[str, float],
-        seed: Annotated[int, Ge(0)],
-    ) -> None:
-        self.rows = rows
-        self.eval_rows = eval_rows
-        self.shares = shares_of("transitions.shares", shares, a_documents.A_KINDS)
-        self.seed = seed
+    rows: Annotated[int, Gt(0)] | None
+    eval_rows: Annotated[int, Gt(0)]
+    shares: Mapping[str, float]
+    seed: Annotated[int, Ge(0)]
+
+    def __post_init__(self) -> None:
+        self.shares = shares_of("transitions.shares", self.shares, a_documents.A_KINDS)
 
     def make(self) -> dict[str, list[str]]:
         """The documents of the sets `train` and `eval`, in random order.
