@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from rookexp import generate, ops
 from rookexp.objectives.rollouts import completion_texts
-from rookexp.types import Prompt, Reward, Tokenizer, by_task, scores_of
+from rookexp.types import Autocast, Prompt, Reward, Tokenizer, by_task, scores_of
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in an object's default repr
 BATCH = 256  # prompts answered at a time; bounds the memory and changes no answer
@@ -30,7 +29,7 @@ class Greedy:
     reward: Reward
     max_new_tokens: int
     own_lengths: Mapping[str, int]  # max_new_tokens of the kinds of prompt that have another limit
-    autocast: Callable[[], AbstractContextManager[None]]
+    autocast: Autocast
     batch: int = field(default=BATCH, init=False)  # lowered by `hardware.fit` if that many do not fit in memory
     completions: list[dict[str, Any]] = field(default_factory=list, init=False)  # with rewards, of the last evaluation
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -38,6 +38,7 @@ from rookexp.probes import (
     unchanged,
 )
 from rookexp.trainer import Trainer
+from rookexp.types import Autocast
 
 PROFILE = "memory_profile.json"
 GROWTH = ("prompts_per_step", "prompts_given", "grown")  # its keys about a batch that has grown
@@ -258,7 +259,7 @@ def climb(
     case: WorstCase,
     memory: Memory,
     decodings: Sequence[Decoding] = (),
-    autocast: Callable[[], AbstractContextManager[None]] = nullcontext,
+    autocast: Autocast = nullcontext,
 ) -> list[Rung]:
     """The rungs of `ascend`, then, if the smallest size fits, those of `decodings`.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ from rookexp import chess_text, generate, ops
 from rookexp.draw import Sampling
 from rookexp.objectives.rollouts import completion_texts
 from rookexp.tokenizers import Tokenizer
+from rookexp.types import Autocast
 from rookexp.uci_protocol import Answer, Settings
 
 
@@ -23,7 +23,7 @@ class Player:
 
     model: generate.Decoder
     tokenizer: Tokenizer
-    autocast: Callable[[], AbstractContextManager[None]]
+    autocast: Autocast
 
     def answer(
         self, fen: str, legal: Collection[str], settings: Settings, turn: int, stopped: Callable[[], bool]

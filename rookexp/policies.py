@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +20,7 @@ from rookexp.models.gpt2 import GPT2, GPT2Config
 from rookexp.objectives.rollouts import completion_texts
 from rookexp.run_folder import run_info, runs
 from rookexp.tokenizers import Tokenizer
-from rookexp.types import Prompt
+from rookexp.types import Autocast, Prompt
 
 EMBEDDING_STD = 0.02  # of GPT-2's initial weights
 PROBED, PROBE_TOKENS = 4, 160  # prompts of each kind that `sanity_warnings` answers, and tokens of the longest answer
@@ -65,9 +64,7 @@ def load(folder: Path) -> Pretrained:
     return Pretrained(model, tokenizer)
 
 
-def sanity_warnings(
-    policy: Pretrained, prompts: Sequence[Prompt], autocast: Callable[[], AbstractContextManager[None]]
-) -> list[str]:
+def sanity_warnings(policy: Pretrained, prompts: Sequence[Prompt], autocast: Autocast) -> list[str]:
     """Warnings: one if some prompts' tokens do not decode to their text, as when a character has no token, and one for
     each kind of prompt, P or A, if fewer than half of a few greedy answers have its format.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from rookexp.draw import Sampling
 from rookexp.errors import ConfigError, lacks_memory
 from rookexp.hardware import GIB, Memory
 from rookexp.trainer import Trainer
-from rookexp.types import Experience
+from rookexp.types import Autocast, Experience
 
 NO_END = -1  # the id of no token, so that no row ends early
 SHARE = 0.85  # of the memory; the rest is for fragmentation and for other programs that grow
@@ -141,9 +141,7 @@ def unchanged(trainer: Trainer) -> Iterator[None]:
             group["lr"] = rate
 
 
-def probe_decoding(
-    trainer: Trainer, case: Decoding, memory: Memory, autocast: Callable[[], AbstractContextManager[None]]
-) -> list[Rung]:
+def probe_decoding(trainer: Trainer, case: Decoding, memory: Memory, autocast: Autocast) -> list[Rung]:
     """Rungs of a quarter of the batch, half of it and all of it, decoded beside the optimizer state; no row ends early.
 
     The last rung is the whole batch; it counts as out of memory if a smaller one was or its forecast exceeds the limit.

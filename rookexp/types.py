@@ -7,7 +7,8 @@ Rows are right-padded: position = column, always. Column j describes token j; co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,6 +18,8 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from rookexp.errors import ConfigError
+
+Autocast = Callable[[], AbstractContextManager[None]]  # a context in which products have the run's precision
 
 # Names of the metrics and columns beside those of a reward's parts; a part of such a name would replace them.
 OWN_NAMES = {

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +12,7 @@ from rookexp.draw import Sampling
 from rookexp.objectives.likelihood import Documents, token_logprobs
 from rookexp.objectives.rollouts import completion_texts
 from rookexp.policies import Pretrained
+from rookexp.types import Autocast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,7 @@ class Answers:
     """Completions and log-probs, batch by batch; an answer does not depend on what shares its batch."""
 
     policy: Pretrained
-    autocast: Callable[[], AbstractContextManager[None]]
+    autocast: Autocast
     head_chunk: int  # tokens whose logits exist at a time
     batch: int  # texts at a time
     max_new_tokens: int  # longest completion in tokens

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -27,6 +26,7 @@ from rookexp.tasks.a_figures import environment_figures, read_gold, same
 from rookexp.tasks.figures import Figure, Figures, mean_of, ratio_of
 from rookexp.tasks.p_figures import best_moves, policy_figures
 from rookexp.track import METRICS
+from rookexp.types import Autocast
 
 FIGURES, COMPLETIONS, GAMES, PAGE = "figures.json", "completions.jsonl", "games.jsonl", "evaluation.html"
 RECORD = "evaluation.json"
@@ -43,7 +43,7 @@ class Exam:
         *,
         policy: Pretrained,
         tokenized: Callable[[Path, Sequence[str]], Documents],
-        autocast: Callable[[], AbstractContextManager[None]],
+        autocast: Autocast,
         head_chunk: int,
         name: str,
         folder: Path,

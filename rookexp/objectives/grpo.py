@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, cast
 
@@ -29,7 +28,7 @@ from rookexp.objectives.rollout_metrics import completion_rows, rollout_metrics
 from rookexp.objectives.rollouts import RolloutSource, SamplingPolicy, Task
 from rookexp.reference import Sync
 from rookexp.returns import Advantages, Baseline, TokenRewards
-from rookexp.types import Experience, LongReward, LossTerms, Policy, Reward, Rollouts, Scores, Tokenizer
+from rookexp.types import Autocast, Experience, LongReward, LossTerms, Policy, Reward, Rollouts, Scores, Tokenizer
 
 Aggregation = Callable[..., Tensor]  # (mask (N, T), max_new_tokens=) -> weights (N, T): see rookexp.aggregation
 
@@ -61,7 +60,7 @@ class GRPO:
     single_update: bool  # whether a batch has one update, which then is of the policy that sampled it
     exact_sampler: bool  # whether sampling computes log-probs exactly as the training forward does
     seed: int
-    autocast: Callable[[], AbstractContextManager[None]]
+    autocast: Autocast
     head_chunk: Annotated[int, Ge(1)]
     on_completions: Callable[[int, Sequence[dict[str, Any]]], None]
 

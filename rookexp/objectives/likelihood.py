@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -13,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from rookexp import ops
-from rookexp.types import Experience, LossTerms, Policy
+from rookexp.types import Autocast, Experience, LossTerms, Policy
 
 
 class Documents:
@@ -69,7 +68,7 @@ class NextToken:
     batch_documents: int
     prompt_weight: float
     seed: int
-    autocast: Callable[[], AbstractContextManager[None]]
+    autocast: Autocast
     head_chunk: int
     device: torch.device
     modules: dict[str, nn.Module] = field(default_factory=dict, init=False)  # none

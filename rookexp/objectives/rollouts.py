@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Protocol, runtime_checkable
@@ -15,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from rookexp import generate, ops, shaping
+from rookexp import generate, ops, shaping, types
 from rookexp.draw import Sampling
 from rookexp.errors import ConfigError
 from rookexp.types import LongReward, Policy, Prompt, Reward, Rollouts, Scores, Stages, Tokenizer, scores_of, stages_of
@@ -49,7 +48,7 @@ class RolloutSource:
     by_stage: bool  # whether the baseline compares stages: a dead group is then one with all stages equal
     overlong_buffer: int | None
     seed: int
-    autocast: Callable[[], AbstractContextManager[None]]
+    autocast: types.Autocast
 
     def collect(self, step: int) -> tuple[Rollouts, Scores, int]:
         """The step's completions, their scores, and how many completions were sampled in all.
