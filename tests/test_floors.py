@@ -16,7 +16,7 @@ FLOORS = {
     **dict.fromkeys(["__init__", "types", "errors"], 0),
     **dict.fromkeys(["ops", "returns", "schedule", "chess_text", "config.check", "verdict", "statistics"], 1),
     **dict.fromkeys(["draw", "lookup", "shares", "core_wait", "files"], 1),
-    **dict.fromkeys(["losses", "aggregation", "kl", "coefficients", "baselines", "shaping", "reference"], 2),
+    **dict.fromkeys(["losses", "aggregation", "kl", "coefficients", "baselines", "reference"], 2),
     **dict.fromkeys(["generate", "tokenizers", "optim", "models", "tasks", "rewards"], 2),
     **dict.fromkeys(["objectives", "evaluation"], 3),
     **dict.fromkeys(["trainer", "hardware", "track", "trackers", "checkpoint", "health", "stop", "policies"], 4),

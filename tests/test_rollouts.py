@@ -17,7 +17,7 @@ from rookexp.baselines import Ema, GroupMean, Process
 from rookexp.draw import Sampling
 from rookexp.errors import ConfigError
 from rookexp.objectives.rollout_metrics import rollout_metrics
-from rookexp.objectives.rollouts import with_groups
+from rookexp.objectives.rollouts import overlong_penalty, with_groups
 from rookexp.types import Prompt, Rollouts, Scores, Stages
 
 FOUR = ("abc", "k", "ponmlk", "b")
@@ -535,3 +535,15 @@ def test_each_tasks_reward_is_told_where_there_are_several() -> None:
     first = tuple(replace(prompt, source="first") for prompt in rollouts.prompts)  # a step of a phase asks one alone
     assert metrics_of(replace(rollouts, prompts=first), rewards)["reward/mean_first"] == pytest.approx(506 / 12)
     assert len(PROMPTS) == len(prompts)
+
+
+def test_golden_penalties_with_a_limit_of_100_and_a_buffer_of_20():
+    lengths = torch.tensor([0, 1, 79, 80, 81, 90, 99, 100, 101, 1000])
+    penalties = overlong_penalty(lengths, max_new_tokens=100, buffer=20)
+    assert penalties.tolist() == pytest.approx([0, 0, 0, 0, -0.05, -0.5, -0.95, -1, -1, -1])
+
+
+@pytest.mark.parametrize(("buffer", "expected"), [(100, [0, -0.5, -1]), (1, [0, 0, -1])])
+def test_the_longest_and_the_shortest_buffer(buffer, expected):
+    lengths = torch.tensor([0, 50, 100])
+    assert overlong_penalty(lengths, max_new_tokens=100, buffer=buffer).tolist() == pytest.approx(expected)

@@ -18,7 +18,7 @@ from annotated_types import Ge, Gt
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from rookexp import kl, losses, ops, returns, shaping
+from rookexp import kl, losses, ops, returns
 from rookexp.coefficients import Coefficient
 from rookexp.draw import Sampling
 from rookexp.errors import ConfigError
@@ -168,7 +168,8 @@ class GRPO:
 
     def _experience(self, rollouts: Rollouts, kept: Bool[Tensor, " n"]) -> Experience:
         """The rollouts, with weights on the kept rows' completion tokens; advantages, values and returns are 0."""
-        mask = shaping.masked_truncated(rollouts.mask, rollouts.truncated) if self.mask_truncated else rollouts.mask
+        # Overlong filtering: a truncated row counts in N, without a weight (DAPO, arXiv 2503.14476, section 3.4).
+        mask = rollouts.mask & ~rollouts.truncated[:, None] if self.mask_truncated else rollouts.mask
         zeros = torch.zeros_like(rollouts.logprobs)
         weights = zeros.clone()
         if kept.any():

@@ -11,10 +11,10 @@ from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rookexp import generate, ops, shaping, types
+from rookexp import generate, ops, types
 from rookexp.draw import Sampling
 from rookexp.errors import ConfigError
 from rookexp.types import LongReward, Policy, Prompt, Reward, Rollouts, Scores, Stages, Tokenizer, scores_of, stages_of
@@ -135,7 +135,7 @@ class RolloutSource:
             places = torch.tensor([self.policy.config.n_positions - len(prompt.ids) for prompt in rollouts.prompts])
             # The penalty depends on the tokens left before the prompt's own limit or the model's last position.
             later = (longest - limits.minimum(places)).repeat_interleave(self.group_size)
-            parts["overlong"] = shaping.overlong_penalty(
+            parts["overlong"] = overlong_penalty(
                 rollouts.mask.sum(1).cpu() + later, max_new_tokens=longest, buffer=self.overlong_buffer
             )
             rewards = rewards + parts["overlong"]
@@ -159,6 +159,17 @@ class RolloutSource:
     def _reach(self, ids: Sequence[int], last: int) -> int:
         """The length in characters of the text of ids[: last + 1]."""
         return len(self.tokenizer.decode(ids[: last + 1]))
+
+
+def overlong_penalty(lengths: Int[Tensor, " n"], *, max_new_tokens: int, buffer: int) -> Float[Tensor, " n"]:
+    """What each completion's length adds to its reward: clamp((max_new_tokens - buffer - length) / buffer, -1, 0).
+
+    0 up to max_new_tokens - buffer, then a straight line down to -1 at max_new_tokens. A length counts all tokens of
+    the completion with its end-of-text, as `Rollouts.mask.sum(1)` does: one that ends with the last token allowed and
+    one that was cut there have the same length, and both get -1.
+    Source: DAPO, Yu et al. 2025 (arXiv 2503.14476), eq. 13.
+    """
+    return ((max_new_tokens - buffer - lengths) / buffer).clamp(-1, 0)
 
 
 def with_groups(
