@@ -5,26 +5,20 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
 
 import torch
 from annotated_types import Ge, Gt, Len, Lt
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from rookexp.schedule import Schedule
+
 NEWTON_SCHULZ = (3.4445, -4.775, 2.0315)  # coefficients of the quintic; Jordan et al. 2024
 NEWTON_SCHULZ_STEPS = 5
 WRAPPED = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")  # methods that torch wraps, besides step
 
 Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
-
-
-class Schedule(Protocol):
-    """A learning-rate schedule."""
-
-    def factor(self, step: int) -> float:
-        """The factor of the base rate in all updates of step `step` of the training, counted from 0."""
-        ...
 
 
 def uncompiled(optimizer: type[Kind]) -> type[Kind]:

@@ -18,7 +18,7 @@ Milestone = Annotated[Sequence[Annotated[float, Gt(0), Le(1)]], Len(2, 2)]  # (p
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Schedule:
+class Schedule:
     """A linear warm-up, then the factor that `_after` gives."""
 
     warmup_steps: Annotated[int, Ge(0)]
@@ -32,7 +32,7 @@ class _Schedule:
         raise NotImplementedError
 
 
-class Constant(_Schedule):
+class Constant(Schedule):
     """1 after the warm-up."""
 
     def _after(self, step: int) -> float:
@@ -40,7 +40,7 @@ class Constant(_Schedule):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CosineRestarts(_Schedule):
+class CosineRestarts(Schedule):
     """floor_ratio + (1 - floor_ratio) (1 + cos(pi t / cycle_steps)) / 2, t steps after the warm-up or last restart.
 
     t is 0, 1, ..., cycle_steps - 1, then 0 again: a cycle ends one step before the floor and the next begins at 1.
@@ -56,7 +56,7 @@ class CosineRestarts(_Schedule):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Decay(_Schedule):
+class _Decay(Schedule):
     """A schedule whose factor after the warm-up depends on the progress."""
 
     total_steps: Annotated[int, Gt(0)]
