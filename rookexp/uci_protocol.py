@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal, Protocol, get_args
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import chess
 import chess.pgn
@@ -22,6 +22,9 @@ from annotated_types import Ge, Le, MinLen
 from rookexp import chess_text
 from rookexp.config import check
 from rookexp.files import replacing
+
+if TYPE_CHECKING:
+    from rookexp.player import Player
 
 Reading = Literal["written", "argmax"]
 IllegalMove = Literal["best_listed", "any_legal"]
@@ -50,15 +53,6 @@ class Answer:
     move: str  # UCI, legal
     lines: tuple[tuple[str, int | None], ...]  # that move, then others by falling evaluation in centipawns
     instead: str | None  # why the move is not the model's own; None if it is
-
-
-class Player(Protocol):
-    """Whoever finds the moves."""
-
-    def answer(
-        self, fen: str, legal: frozenset[str], settings: Settings, turn: int, stopped: Callable[[], bool]
-    ) -> Answer:
-        """An answer with one of the moves of `legal`; once `stopped` is True it comes soon, by what is known then."""
 
 
 # UCI name -> key of Settings and what UCI says of its type.
