@@ -36,7 +36,8 @@ def pieces() -> str:
     drawn = chess.svg.board(chess.Board(), coordinates=False)
     squares = "".join(re.findall(r"<rect [^>]*/>", drawn))
     squares = re.sub(r' class="[^"]*"| stroke="none"', "", squares)
-    return f'{_between(drawn, "<defs>", "</defs>")}<g id="squares">{squares}</g>'
+    shapes = drawn.partition("<defs>")[2].partition("</defs>")[0]
+    return f'{shapes}<g id="squares">{squares}</g>'
 
 
 def position(prompt: str) -> str | None:
@@ -172,7 +173,3 @@ def _words(
     count, listed = len(parsed.moves), set(parsed.moves)
     different = "" if len(listed) == count else f", {len(listed)} different"
     return f"{said}; lists {count} move{'' if count == 1 else 's'}{different}, {len(listed & legal)} legal"
-
-
-def _between(text: str, start: str, end: str) -> str:
-    return text.partition(start)[2].partition(end)[0]
