@@ -20,6 +20,8 @@ from torch import Tensor
 
 from rookexp import ops
 
+PerToken = Float[Tensor, " m"]  # a number at each of M completion tokens
+
 # ---- exact ---------------------------------------------------------------------------------------------------------
 
 
@@ -55,9 +57,7 @@ def symmetric(logp: Float[Tensor, "*n v"], logq: Float[Tensor, "*n v"]) -> Float
 # ---- sampled: x = logprobs - ref_logprobs, all log-probs at the sampling temperature -------------------------------
 
 
-def k1(
-    logprobs: Float[Tensor, " m"], ref_logprobs: Float[Tensor, " m"], old: Float[Tensor, " m"]
-) -> Float[Tensor, " m"]:
+def k1(logprobs: PerToken, ref_logprobs: PerToken, old: PerToken) -> PerToken:
     """x in nats; signed; its mean over samples is KL(policy || reference).
 
     As a loss it optimises nothing: the expected gradient is 0 and only noise is left. In the reward, detached and
@@ -67,9 +67,7 @@ def k1(
     return logprobs - ref_logprobs
 
 
-def k2(
-    logprobs: Float[Tensor, " m"], ref_logprobs: Float[Tensor, " m"], old: Float[Tensor, " m"]
-) -> Float[Tensor, " m"]:
+def k2(logprobs: PerToken, ref_logprobs: PerToken, old: PerToken) -> PerToken:
     """x^2 / 2 in nats; >= 0; close to KL(policy || reference) if the two are close, biased otherwise.
 
     As a loss it optimises KL(policy || reference), although its value is biased. Source: as k1.
@@ -77,9 +75,7 @@ def k2(
     return (logprobs - ref_logprobs).square() / 2
 
 
-def k3(
-    logprobs: Float[Tensor, " m"], ref_logprobs: Float[Tensor, " m"], old: Float[Tensor, " m"]
-) -> Float[Tensor, " m"]:
+def k3(logprobs: PerToken, ref_logprobs: PerToken, old: PerToken) -> PerToken:
     """exp(-x) - 1 + x in nats; >= 0; its mean over samples is KL(policy || reference).
 
     As a loss it optimises the other direction, KL(reference || policy). In the reward its pull is
@@ -92,9 +88,7 @@ def k3(
     return _not_below_zero(minus_x.expm1() - minus_x)
 
 
-def absolute(
-    logprobs: Float[Tensor, " m"], ref_logprobs: Float[Tensor, " m"], old: Float[Tensor, " m"]
-) -> Float[Tensor, " m"]:
+def absolute(logprobs: PerToken, ref_logprobs: PerToken, old: PerToken) -> PerToken:
     """|x| in nats; >= 0; its mean over samples is no divergence but an upper bound of KL(policy || reference).
 
     As a loss it optimises sum_v |p - q|, twice the total variation: a token pulls as hard near the reference as far
@@ -103,9 +97,7 @@ def absolute(
     return (logprobs - ref_logprobs).abs()
 
 
-def ratio_k3(
-    logprobs: Float[Tensor, " m"], ref_logprobs: Float[Tensor, " m"], old: Float[Tensor, " m"]
-) -> Float[Tensor, " m"]:
+def ratio_k3(logprobs: PerToken, ref_logprobs: PerToken, old: PerToken) -> PerToken:
     """rho k3 with the ratio rho = exp(logprobs - old), which is differentiated too; in nats; >= 0.
 
     Over samples from `old`, the policy that sampled, its mean is KL(policy || reference), and as a loss it optimises
@@ -115,9 +107,7 @@ def ratio_k3(
     return (logprobs - old).exp() * k3(logprobs, ref_logprobs, old)
 
 
-def legacy_sampled(
-    logprobs: Float[Tensor, " m"], ref_logprobs: Float[Tensor, " m"], old: Float[Tensor, " m"]
-) -> Float[Tensor, " m"]:
+def legacy_sampled(logprobs: PerToken, ref_logprobs: PerToken, old: PerToken) -> PerToken:
     """p x with p = exp(logprobs), signed: wrong, and here only for comparison with runs that were regularised this way.
 
     A token is already drawn with probability p, so p counts twice: the mean is sum_v p^2 (log p - log q), which is no
