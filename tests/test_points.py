@@ -14,7 +14,7 @@ import yaml
 from made_runs import ANSWERS, PROMPTS, make
 
 from rookexp import statistics
-from rookexp.comparison import measures, points
+from rookexp.comparison import measures, notes, points
 from rookexp.errors import ConfigError, DataError
 from rookexp.run_folder import runs
 
@@ -335,12 +335,12 @@ def test_what_a_reader_has_to_know_first(tmp_path: Path) -> None:
     assert points.compare([tmp_path / "a", stopped]).notes[1].startswith("the runs have different numbers of steps")
 
 
-@pytest.mark.parametrize("count", [points.SHOWN, points.SHOWN + 1])
+@pytest.mark.parametrize("count", [notes.SHOWN, notes.SHOWN + 1])
 def test_a_note_names_a_few_points(count: int, tmp_path: Path) -> None:
     for i in range(count):
         make(tmp_path / f"p{i}", status="failed", **{"optim.lr": 1 + i})
     (said,) = points.compare([tmp_path]).notes
-    assert said.startswith("p0, p1, p2, p3, p4, p5, p6, p7" + ", ..." * (count > points.SHOWN) + ": no run finished")
+    assert said.startswith("p0, p1, p2, p3, p4, p5, p6, p7" + ", ..." * (count > notes.SHOWN) + ": no run finished")
 
 
 def test_a_point_of_which_some_runs_finished_is_told(tmp_path: Path) -> None:

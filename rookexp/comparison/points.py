@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +10,14 @@ from typing import Any
 
 from rookexp import statistics
 from rookexp.comparison import measures
+from rookexp.comparison import notes as told
 from rookexp.config import check
 from rookexp.errors import ConfigError, DataError
 from rookexp.run_folder import runs
-from rookexp.run_folder.run_info import CONFIG, INFO, SWEEP, TRIAL
+from rookexp.run_folder.run_info import CONFIG, SWEEP, TRIAL
 from rookexp.run_folder.runs import Run
 from rookexp.statistics import Difference, Interval
 
-SHOWN = 8  # names in a note
-SILENT = ("steps", "hardware", "hydra")  # groups and keys that may change when a run is resumed
 MAIN = "gain"  # the figure by which points are judged, unless a sweep has another objective
 
 
@@ -122,7 +119,7 @@ def compare(folders: Sequence[Path], *, baseline: str | None = None) -> Comparis
     main = MAIN if any(MAIN in own for point in points for own in point.figures) else "tokens_per_s"
     main, minimized = _aimed_at(folders, main, notes)
     beside = {point.name: _beside(point, base, main, len(points) - 1) for point in points if point is not base}
-    notes += _notes(points, varying)
+    notes += told.of(points, varying)
     title = folders[0].resolve().name if len(folders) == 1 else f"{len(points)} points, {len(read)} runs"
     return Comparison(title, points, base, beside, main, tuple(notes), minimized)
 
@@ -152,12 +149,12 @@ def text(value: Any) -> str:
 
 def trial(run: Run) -> dict[str, Any]:
     """The note of a sweep on the run's place in it (trial.json); {} outside of sweeps."""
-    return _json(run.folder / TRIAL)
+    return told.read(run.folder / TRIAL)
 
 
 def sweep(folder: Path) -> dict[str, Any]:
     """The note of a sweep on itself (sweep.json); {} for a folder that is no sweep's."""
-    return _json(folder / SWEEP)
+    return told.read(folder / SWEEP)
 
 
 def _group(run: Run, follow: Collection[str]) -> str:
@@ -265,58 +262,3 @@ def _beside(point: Point, base: Point, main: str, comparisons: int) -> dict[str,
         refused = point.unlike(base, figure)
         found[figure] = refused or statistics.compared(ours, theirs, comparisons=comparisons if figure == main else 1)
     return found
-
-
-def _notes(points: Sequence[Point], varying: Mapping[str, tuple[Any, ...]]) -> list[str]:
-    notes = []
-    if short := [point.name for point in points if point.finished and not point.whole]:
-        notes.append(
-            f"{_listed(short)}: some runs did not finish, or are not here; figures and intervals are of those that "
-            "did, which flatters a point that fails often"
-        )
-    if unmeasured := [point.name for point in points if not point.finished]:
-        notes.append(f"{_listed(unmeasured)}: no run finished, so there are no figures")
-    for run in (run for point in points for run in point.runs):
-        if anew := _anew(run):
-            notes.append(f"{run.folder.name} went on with {', '.join(anew)}: it stands here as if it had begun so")
-    apart = {measures.asked_apart(one.asked, other.asked) for one, other in itertools.pairwise(points)}
-    if {measures.OTHER_PROMPTS, measures.OTHER_ANSWERS} & apart or len({bool(point.asked) for point in points}) > 1:
-        notes.append("not all evaluations ask the same; rewards are compared only where they do")
-    if key := next((key for key in varying if key.split(".")[0] == "reward"), None):
-        notes.append(f"{key} differs: rewards under it are not on one scale and are not compared")
-    if any(key.split(".")[0] == "hardware" for key in varying):
-        notes.append("the hardware settings differ, and with them the times; where the precision does, results do, too")
-    found = {_json(run.folder / INFO).get("hardware", {}).get("precision") for point in points for run in point.runs}
-    if len(found - {None}) > 1 and "hardware.precision" not in varying:
-        notes.append("hardware.precision=auto came to bf16 in some runs and to fp32 in others: results differ by it")
-    ends = ((run, own) for point in points for run, own in zip(point.runs, point.figures, strict=True))
-    steps = {own.get("steps") for run, own in ends if run.status == "finished"}
-    if "steps" in varying or len(steps) > 1:
-        notes.append("the runs have different numbers of steps: a longer one had more to learn from")
-    return notes
-
-
-def _listed(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:SHOWN])}{', ...' if len(names) > SHOWN else ''}"
-
-
-def _anew(run: Run) -> list[str]:
-    """Overrides typed with `resume=` that change what is trained, so that the steps before ran with other values."""
-    info = _json(run.folder / INFO)
-    starts = [start.get("argv", ()) for start in (*info.get("earlier_starts", ()), info)]
-    found = []
-    for before, argv in itertools.pairwise(starts):
-        typed = {word: re.split(r"[=.@]", word.lstrip("+~"))[0] for word in argv if "=" in word and word[:1] != "-"}
-        if "resume" in typed.values():
-            found += [
-                w for w, key in typed.items() if w not in before and runs.affects_training(key) and key not in SILENT
-            ]
-    return found
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except ValueError as error:
-        raise DataError(f"{path}: no JSON ({error})") from error
-    return found if isinstance(found, dict) else {}
