@@ -714,6 +714,9 @@ MISTAKES = {
     f"{LR} sweep.objective=gian": "sweep.objective=gian: no figure or metric of that name; did you mean gain?",
     f"{LR} sweep.objective=[gain,entropi]": "sweep.objective=entropi: no figure or metric of that name; did you mean ",
     f"{LR} sweep.constraints=['gradnorm<=1']": "sweep.constraints=gradnorm: no figure or metric of that name; did you ",
+    f"{LR} sampler=tpe,random": "sampler=tpe,random: is about the sweep itself and has one value",
+    f"{LR} sweep=grid,tpe_pruned": "sweep=grid,tpe_pruned: is about the sweep itself and has one value",
+    f"{LR} sweep.seeds=1,2": "sweep.seeds=1,2: is about the sweep itself and has one value; a list is written sweep.",
     f"{LR} sampler=tpee": "sampler=tpee: allowed: cmaes, gp, nsga2, nsga3, qmc, random, tpe; did you mean sampler=tpe?",
     f"{LR} sweep.sampler.seed=x": "sweep.sampler: TPESampler does not take ",
 }

@@ -15,6 +15,7 @@ import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -267,13 +268,19 @@ def arrange(argv: list[str], config_name: str) -> list[str]:
 def sweeping(overrides: list[str], multirun: bool) -> list[str]:
     """The overrides with `sweep.KEY=` as `hydra.sweeper.KEY=`.
 
-    Raises: ConfigError for a sweep's option in a command that is not one of our sweeps.
+    Raises: ConfigError for a sweep's option in a command that is not one of our sweeps, and for several values of one.
     """
     chosen = [text for text in overrides if text.startswith(SWEEPS)]
     about = [text for text in overrides if text.startswith((SWEEP_KEY, "sampler=", "pruner="))]
     for text in [*chosen, *about]:
         if not multirun and text != "sweep=null":
             raise ConfigError(f"{text}: about a sweep, which begins with the flag -m")
+    for text in [*chosen, *about]:
+        with suppress(HydraException):  # which Hydra will find again
+            if OverridesParser.create().parse_override(text).is_sweep_override():
+                key, _, value = text.partition("=")
+                listed = f"; a list is written {key}=[{value}]" if key.startswith(SWEEP_KEY) else ""
+                raise ConfigError(f"{text}: is about the sweep itself and has one value{listed}")
     if about and not chosen:
         raise ConfigError(f"{about[0]}: which sweep? add a recipe, as in sweep=grid, or hydra/sweeper=rookexp")
     return [SWEEPER + text.removeprefix(SWEEP_KEY) if text.startswith(SWEEP_KEY) else text for text in overrides]
