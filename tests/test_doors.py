@@ -83,6 +83,8 @@ MISTAKES = {
     "optim.betas=[0.9]": "optim.betas=[0.9]: allowed: a list, each a number >= 0 and < 1 of length 2",
     "hardware.device=gpu": "hardware.device=gpu: allowed: auto, cpu, cuda, mps",
     "kl._target_=rookexp.coefficients.Warmup": "no 'Warmup' in rookexp.coefficients; did you mean WarmupKL?",
+    "model=gpt2_tiny model.path=x": "seed; model=retokenized, model=rook_nano, model=rookworld_124m have it",
+    "games=2": "task, task_name, track, verdict\n",
     "+optim.lrr=3": "optim.lrr=3: no such key; allowed in optim: lr, betas",
     "+grpo.seed=3": "grpo.seed=3: no such key",
     "+kl.extra.key=1": "kl.extra={'key': 1}: no such key",

@@ -13,7 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep
 from hydra.errors import HydraException, OverrideParseException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -120,6 +120,7 @@ def explain_override(text: str, config: DictConfig, loader: ConfigLoader) -> str
             where = f"in {'.'.join(done)}" if done else "at the top"
             hint = same_name(part, config) if not done else ""
             hint = hint or check.nearest(part, names, "".join(f"{name}." for name in done))
+            hint = hint or of_others(done, part, config)
             if done and not names:  # such as kl=none
                 group = ".".join(done)
                 option = config.hydra.runtime.choices.get(group)
@@ -132,9 +133,21 @@ def explain_override(text: str, config: DictConfig, loader: ConfigLoader) -> str
 
 def own_options(group: str, config: DictConfig) -> Iterator[str]:
     """Yields the options of a group in the config folders on disk, with those that were added on the command line."""
+    yield from (file.stem for file in own_files(group, config))
+
+
+def own_files(group: str, config: DictConfig) -> Iterator[Path]:
+    """Yields the files of these options."""
     for source in config.hydra.runtime.config_sources:
         if source.schema == "file":
-            yield from (file.stem for file in (Path(source.path) / group).glob("*.yaml"))
+            yield from sorted((Path(source.path) / group).glob("*.yaml"))
+
+
+def of_others(place: list[str], key: str, config: DictConfig) -> str:
+    """`; GROUP=OPTION has it` for the options whose files have the key, if the place is a group; "" where none has."""
+    files = own_files(place[0], config) if len(place) == 1 else ()
+    having = [f"{place[0]}={file.stem}" for file in files if key in OmegaConf.load(file)]
+    return f"; {', '.join(having)} {'has' if len(having) == 1 else 'have'} it" if having else ""
 
 
 def same_name(name: str, config: DictConfig) -> str:
