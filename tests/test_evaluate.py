@@ -354,6 +354,13 @@ def test_an_engine_at_hand_values_every_legal_move(tmp_path, corpus, speak, monk
     assert not sizes, "answers are dear, and come last"
 
 
+def test_an_engine_that_is_missing_is_said_at_once(tmp_path, corpus, speak) -> None:
+    sizes = speak(gold)
+    with pytest.raises(EngineError, match="^no Stockfish at '/nowhere': install it"):
+        exam_of(tmp_path / "run", [corpus], engine="stockfish", engine_path="/nowhere").run(tell=print)
+    assert not sizes
+
+
 def test_what_cannot_be_read_is_named_before_any_answer(tmp_path, corpus, speak) -> None:
     sizes = speak(gold)
     (tmp_path / "b").mkdir()

@@ -86,7 +86,8 @@ def test_rows_as_the_data_sets_have_them_are_documents(tmp_path) -> None:
         ("a.parquet", "nonsense", r"a\.parquet: cannot be read"),
         ("a.txt", "", "no documents in it"),
         ("a.txt", f"{P_DOCUMENT}\nQ: what\n", "document 2: starts with neither"),
-        ("none.txt", None, r"none.txt: no documents can be read.*rookexp\.data"),
+        ("none.txt", None, r"none.txt: no documents can be read \(no such file\).*rookexp\.data"),
+        (".", None, r"no documents can be read \(a folder\); name a file"),
     ],
 )
 def test_what_holds_no_documents_is_named(tmp_path, name, text, reason) -> None:

@@ -198,6 +198,7 @@ class Exam:
             return None
         engine = Lasting(self.engine, retries=ENGINE_RETRIES)
         try:
+            engine.started()  # if it is missing, nothing is repeated
             found: dict[str, dict[str, int]] = {}
             for gold in self.asked:
                 parsed = chess_text.parse_p(gold)

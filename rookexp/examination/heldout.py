@@ -26,8 +26,9 @@ def read_documents(file: Path) -> list[str]:
     not what follows its move.
     """
     if not file.is_file():
+        what = "a folder" if file.is_dir() else "no such file"
         raise DataError(
-            f"{file}: no documents can be read (no such file); name a file of P or A documents, one a line, as "
+            f"{file}: no documents can be read ({what}); name a file of P or A documents, one a line, as "
             f"{EXAMPLE}, or make a corpus with `python -m rookexp.data`"
         )
     document: Callable[[Any], str]
