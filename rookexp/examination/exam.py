@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,6 +24,7 @@ from rookexp.rewards.engine import ALL_MOVES, Lasting, Stockfish
 from rookexp.tasks import games, made, mates
 from rookexp.tasks.a_figures import environment_figures, read_gold, same
 from rookexp.tasks.figures import Figure, Figures, mean_of, ratio_of
+from rookexp.tasks.mates import Problem
 from rookexp.tasks.p_figures import best_moves, policy_figures
 from rookexp.track import METRICS
 from rookexp.types import Autocast
@@ -35,65 +36,45 @@ ENGINE_RETRIES = 2  # of a position whose engine crashes or hangs
 NAMED = 3  # so many problems that cannot be read are named; all are counted
 
 
+@dataclass(kw_only=True, eq=False)
 class Exam:
     """A model's answers to prompts that it has not been trained on, and their figures."""
 
-    def __init__(
-        self,
-        *,
-        policy: Pretrained,
-        tokenized: Callable[[Path, Sequence[str]], Documents],
-        autocast: Autocast,
-        head_chunk: int,
-        name: str,
-        folder: Path,
-        record: Mapping[str, Any],
-        documents: Annotated[Sequence[str], MinLen(1)],
-        limit: Annotated[int, Ge(1)] | None,
-        style: Literal["bare", "padded_prefill"] | None,
-        max_new_tokens: Annotated[int, Ge(1)],
-        batch: Annotated[int, Ge(1)],
-        illegal_moves: Annotated[int, Ge(0)],
-        mates: Sequence[str],
-        games: Annotated[int, Ge(0)],
-        plies: Annotated[int, Ge(1)],
-        temperature: Annotated[float, Ge(0)],
-        top_k: Annotated[int, Ge(1)] | None,
-        seed: Annotated[int, Ge(0)],
-        engine: Literal["stockfish"] | None,
-        engine_path: str | None,
-        engine_nodes: Annotated[int, Ge(1)],
-    ) -> None:
+    policy: Pretrained
+    tokenized: Callable[[Path, Sequence[str]], Documents]
+    autocast: Autocast
+    head_chunk: int
+    name: str
+    folder: Path
+    record: Mapping[str, Any]  # what is evaluated, how and by what code
+    documents: Annotated[Sequence[str], MinLen(1)]
+    limit: Annotated[int, Ge(1)] | None
+    style: Literal["bare", "padded_prefill"] | None  # build puts the style of the model's run in place of null
+    max_new_tokens: Annotated[int, Ge(1)]
+    batch: Annotated[int, Ge(1)]
+    illegal_moves: Annotated[int, Ge(0)]
+    mates: Sequence[str]
+    games: Annotated[int, Ge(0)]
+    plies: Annotated[int, Ge(1)]
+    temperature: Annotated[float, Ge(0)]
+    top_k: Annotated[int, Ge(1)] | None
+    seed: Annotated[int, Ge(0)]
+    engine: Literal["stockfish"] | None
+    engine_path: str | None
+    engine_nodes: Annotated[int, Ge(1)]
+
+    def __post_init__(self) -> None:
         self.answers = Answers(
-            policy=policy, autocast=autocast, head_chunk=head_chunk, batch=batch, max_new_tokens=max_new_tokens
+            policy=self.policy,
+            autocast=self.autocast,
+            head_chunk=self.head_chunk,
+            batch=self.batch,
+            max_new_tokens=self.max_new_tokens,
         )
-        self.cut_off = f"cut off at {max_new_tokens} tokens"
-        self.tokenized = tokenized
-        self.name = name
-        self.folder = folder
-        self.record = record  # what is evaluated, how and by what code
-        self.files = [Path(file).expanduser() for file in documents]
-        self.limit = limit
-        self.style = style or "bare"  # build puts the style of the model's run in place of null
-        self.illegal_moves = illegal_moves
-        self.mate_paths = [Path(file).expanduser() for file in mates]
-        self.games = games
-        self.plies = plies
-        self.temperature = temperature
-        self.top_k = top_k
-        self.seed = seed
+        self.cut_off = f"cut off at {self.max_new_tokens} tokens"
+        self.prompt = chess_text.P_PROMPTS[self.style or "bare"]
         self.asked: list[str] = []  # the P documents of all files
         self.known: dict[str, dict[str, int]] | None = None  # Stockfish's evaluations of them; see `values`
-        self.engine = None
-        if engine is not None:
-            self.engine = partial(
-                Stockfish,
-                path=engine_path,
-                nodes=engine_nodes,
-                depth=None,
-                multipv=ALL_MOVES,
-                timeout_s=ENGINE_TIMEOUT_S,
-            )
 
     def run(self, tell: Callable[[str], object]) -> dict[str, Figures]:
         """Figures by part; writes them and their page into the folder.
@@ -137,19 +118,20 @@ class Exam:
 
     def document_parts(self) -> Iterator[Callable[[], Iterator[Part]]]:
         """Yields a part for each task of each file, and one of illegal moves in the positions of its A documents."""
-        refuse_same_names(self.files)
-        for file in self.files:
+        for file in of_different_names(self.documents):
             for task, texts in tasks_of(file, read_documents(file)).items():
-                yield self.documents(f"{file.name}, {task}", file, texts, self.limit)
+                yield self.document_part(f"{file.name}, {task}", file, texts, self.limit)
                 illegal = made.illegal_moves(distinct(texts), self.illegal_moves, self.seed) if task == "A" else []
                 if illegal:
-                    yield self.documents(f"{file.name}, A, illegal moves", file, illegal, None)
+                    yield self.document_part(f"{file.name}, A, illegal moves", file, illegal, None)
 
     def made_parts(self) -> Iterator[Callable[[], Iterator[Part]]]:
         """Yields a part of all first moves of a game: they are few, and models get them wrong."""
-        yield self.documents("first moves, A", Path("first moves"), made.first_move_documents(), None)
+        yield self.document_part("first moves, A", Path("first moves"), made.first_move_documents(), None)
 
-    def documents(self, name: str, file: Path, texts: Sequence[str], limit: int | None) -> Callable[[], Iterator[Part]]:
+    def document_part(
+        self, name: str, file: Path, texts: Sequence[str], limit: int | None
+    ) -> Callable[[], Iterator[Part]]:
         """The part of documents of one task: the first `limit` of those that ask different questions.
 
         Raises: DataError where one is no document of its task, or an A document contradicts the oracle.
@@ -159,7 +141,7 @@ class Exam:
         if len(different) < len(texts):
             about += f"; left out: {len(texts) - len(different)} that repeat a question"
         try:
-            prompts = [prompt_of(gold, self.style) for gold in golds]
+            prompts = [prompt_of(gold, self.style or "bare") for gold in golds]
             tokens = self.tokenized(file, golds)
             for gold in golds:
                 if gold.startswith("P: "):
@@ -196,7 +178,9 @@ class Exam:
         """
         if self.engine is None:
             return None
-        engine = Lasting(self.engine, retries=ENGINE_RETRIES)
+        path, nodes = self.engine_path, self.engine_nodes
+        start = partial(Stockfish, path=path, nodes=nodes, depth=None, multipv=ALL_MOVES, timeout_s=ENGINE_TIMEOUT_S)
+        engine = Lasting(start, retries=ENGINE_RETRIES)
         try:
             engine.started()  # if it is missing, nothing is repeated
             found: dict[str, dict[str, int]] = {}
@@ -212,16 +196,13 @@ class Exam:
 
     def mate_parts(self) -> Iterator[Callable[[], Iterator[Part]]]:
         """Yields a part for each file of problems."""
-        refuse_same_names(self.mate_paths)
-        for file in self.mate_paths:
+        for file in of_different_names(self.mates):
             problems, skipped = mates.read(file)
-            yield partial(self.mates, file, problems[: self.limit], len(problems), skipped)
+            yield partial(self.mate_part, file, problems[: self.limit], len(problems), skipped)
 
-    def mates(
-        self, file: Path, problems: Sequence[mates.Problem], total: int, skipped: Sequence[str]
-    ) -> Iterator[Part]:
+    def mate_part(self, file: Path, problems: Sequence[Problem], total: int, skipped: Sequence[str]) -> Iterator[Part]:
         """The part of `problems`, the first of the `total` that a file has."""
-        prompts = [chess_text.P_PROMPTS[self.style](problem.fen) for problem in problems]
+        prompts = [self.prompt(problem.fen) for problem in problems]
         completions, cut = self.answers.greedy(prompts)
         about = counted(len(problems), total, "positions")
         if skipped:
@@ -245,7 +226,7 @@ class Exam:
         """The parts of the games; writes games.jsonl."""
         played = games.play(
             partial(self.answers.sampled, temperature=self.temperature, top_k=self.top_k),
-            chess_text.P_PROMPTS[self.style],
+            self.prompt,
             games=self.games,
             plies=self.plies,
             seed=self.seed,
@@ -271,11 +252,13 @@ def counted(asked: int, total: int, what: str) -> str:
     return f"{total} {what}" if asked == total else f"the first {asked} of {total} {what}"
 
 
-def refuse_same_names(files: Sequence[Path]) -> None:
-    """Raises: DataError for two files of the same name."""
+def of_different_names(paths: Sequence[str]) -> list[Path]:
+    """The files. Raises: DataError for two of the same name."""
+    files = [Path(path).expanduser() for path in paths]
     if len({file.name for file in files}) < len(files):
         names = ", ".join(map(str, files))
         raise DataError(f"{names}: files of one name cannot be told apart in the figures; evaluate one at a time")
+    return files
 
 
 def policy_shown(prompt: str, completion: str, gold: str, best: Sequence[str]) -> Shown:
