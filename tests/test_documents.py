@@ -10,14 +10,13 @@ from typing import Any
 
 import chess
 import pytest
+from test_corpus import corpus
 
 from rookexp import chess_text, tokenizers
 from rookexp.corpora import a_documents, documents
 from rookexp.corpora.annotate import shard_path
 from rookexp.errors import DataError
 from rookexp.tasks import positions
-
-A_SHARES = dict(zip(a_documents.A_KINDS, (0.3, 0.2, 0.1, 0.05, 0.1, 0.1, 0.1, 0.05), strict=True))
 
 
 def rows(count: int, seed: int) -> list[documents.Row]:
@@ -127,18 +126,7 @@ def write_shard(folder: Path) -> None:
 
 
 def build(folder: Path) -> dict:
-    return documents.build_corpus(
-        folder,
-        shards=1,
-        kinds={},
-        seed=1,
-        copies=2,
-        black_best="legacy",
-        list_order="sorted",
-        l_share=0.5,
-        p_share=0.5,
-        a_shares=A_SHARES,
-    )
+    return json.loads(corpus(folder, seed=1, positions=1, shard_positions=1, quotas={"opening": 1.0}).build())
 
 
 def test_corpus_is_deterministic_valid_and_split_by_position(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -22,6 +23,7 @@ from rookexp.errors import DataError, EngineError
 from rookexp.files import read_object, write_lines
 from rookexp.rewards.engine import Lasting, Stockfish
 from rookexp.shares import row_counts, shares_of
+from rookexp.tasks import positions
 
 
 @dataclass(kw_only=True)
@@ -109,23 +111,54 @@ class Corpus:
                 pool.shutdown(cancel_futures=True)
 
     def build(self) -> str:
-        """Writes the documents of the shards up to `positions`; returns the report as JSON text.
+        """Writes train.txt, validation.txt, test.txt, positions-test.jsonl and the sets of prompts; returns the report.
 
+        A training position appears `copies` times, each time in a symmetric form drawn anew and, if shuffled, with its
+        moves in a new order; a share `l_share` of these forms makes an L document, too. A held-out position appears
+        once, as it is. The prompts are test positions: pretraining never sees them. Shipping them means copying
+        prompts-{train,eval}.jsonl to rookexp/assets/positions/{train,eval}.jsonl.
         Raises: DataError when a shard is missing or broken.
         """
-        report = documents.build_corpus(
-            self.path,
-            shards=len(self.shards),
-            kinds=self.counts,
-            seed=self.seed,
-            copies=self.copies,
-            black_best=self.black_best,
-            list_order=self.list_order,
-            l_share=self.l_share,
-            p_share=self.p_share,
-            a_shares=self.a_shares,
-        )
-        return json.dumps(report, indent=2)
+        folder = self.path
+        rows, games, duplicates = documents.load_rows(folder, len(self.shards), self.counts)
+        rng, draws = random.Random(f"{self.seed}/documents"), random.Random(f"{self.seed}/legal")
+        legal: list[str] = []
+        texts: dict[str, list[str]] = {"train": [], "validation": [], "test": []}
+        counts: dict[str, Counter[str]] = {split: Counter() for split in texts}
+        held_out = []
+        for row in rows:
+            split = positions.split_of(positions.position_key(row.board))
+            forms = [documents.symmetric(row, rng) for _ in range(self.copies)] if split == "train" else [row]
+            texts[split] += [documents.p_document(form, rng, self.black_best, self.list_order) for form in forms]
+            counts[split][f"P {row.kind}"] += len(forms)
+            if split == "train":
+                drawn = [documents.l_document(form.board) for form in forms if draws.random() < self.l_share]
+                legal += [text for text in drawn if text is not None]
+            elif split == "test":
+                held_out.append(row.record())
+        prompts = documents.prompt_rows(held_out, self.seed)
+        write_lines(folder / "positions-test.jsonl", map(json.dumps, held_out))
+        for name, chosen in prompts.items():
+            write_lines(folder / f"prompts-{name}.jsonl", map(json.dumps, chosen))
+        total = round(sum(map(len, texts.values())) * (1 - self.p_share) / self.p_share)
+        wanted = {kind: round(share * total) for kind, share in self.a_shares.items()}
+        for document, kind, key in a_documents.a_documents(games, wanted, self.seed):
+            split = positions.split_of(key)
+            texts[split].append(document)
+            counts[split][f"A {kind}"] += 1
+        texts["train"] += legal
+        counts["train"]["L"] = len(legal)
+        for split, lines in texts.items():
+            rng.shuffle(lines)
+            write_lines(folder / f"{split}.txt", lines)
+        report = {
+            "duplicates dropped": duplicates,
+            "documents": {split: dict(sorted(count.items())) for split, count in counts.items()},
+            "prompts": {name: len(chosen) for name, chosen in prompts.items()},
+        }
+        text = json.dumps(report, indent=2)
+        write_lines(folder / "report.json", [text])
+        return text
 
     def _check_settings(self, settings: Mapping[str, Any]) -> None:
         """Refuses to mix new shards with shards of other settings; makes the folder and records the settings.

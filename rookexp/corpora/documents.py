@@ -13,10 +13,8 @@ from typing import Any, Literal
 import chess
 
 from rookexp import chess_text
-from rookexp.corpora import a_documents
 from rookexp.corpora.annotate import shard_path
 from rookexp.errors import DataError
-from rookexp.files import write_lines
 from rookexp.tasks import positions
 
 PROMPT_SETS = {"train": 256, "eval": 128}  # rows of the prompt sets that ship with the package
@@ -146,66 +144,3 @@ def prompt_rows(rows: Sequence[dict[str, Any]], seed: int) -> dict[str, list[dic
         name: [pools[colour].pop() for _ in range(min(count // 2, *map(len, pools.values()))) for colour in "wb"]
         for name, count in PROMPT_SETS.items()
     }
-
-
-# ---- the corpus -------------------------------------------------------------------------------------------------
-
-
-def build_corpus(
-    folder: Path,
-    *,
-    shards: int,
-    kinds: Mapping[str, int],
-    seed: int,
-    copies: int,
-    black_best: Literal["legacy", "corrected"],
-    list_order: chess_text.ListOrder,
-    l_share: float,
-    p_share: float,
-    a_shares: Mapping[str, float],
-) -> dict[str, Any]:
-    """Writes train.txt, validation.txt, test.txt, positions-test.jsonl and the sets of prompts into `folder`.
-
-    A training position appears `copies` times, each time in a symmetric form drawn anew and, if shuffled, with its
-    moves in a new order; a share `l_share` of these forms makes an L document, too. A held-out position appears once,
-    as it is. The prompts are test positions: pretraining never sees them. Shipping them means copying
-    prompts-{train,eval}.jsonl to rookexp/assets/positions/{train,eval}.jsonl. Returns the report.
-    """
-    rows, games, duplicates = load_rows(folder, shards, kinds)
-    rng, draws = random.Random(f"{seed}/documents"), random.Random(f"{seed}/legal")
-    legal: list[str] = []
-    texts: dict[str, list[str]] = {"train": [], "validation": [], "test": []}
-    counts: dict[str, Counter[str]] = {split: Counter() for split in texts}
-    held_out = []
-    for row in rows:
-        split = positions.split_of(positions.position_key(row.board))
-        forms = [symmetric(row, rng) for _ in range(copies)] if split == "train" else [row]
-        texts[split] += [p_document(form, rng, black_best, list_order) for form in forms]
-        counts[split][f"P {row.kind}"] += len(forms)
-        if split == "train":
-            drawn = [l_document(form.board) for form in forms if draws.random() < l_share]
-            legal += [text for text in drawn if text is not None]
-        elif split == "test":
-            held_out.append(row.record())
-    prompts = prompt_rows(held_out, seed)
-    write_lines(folder / "positions-test.jsonl", map(json.dumps, held_out))
-    for name, chosen in prompts.items():
-        write_lines(folder / f"prompts-{name}.jsonl", map(json.dumps, chosen))
-    total = round(sum(map(len, texts.values())) * (1 - p_share) / p_share)
-    wanted = {kind: round(share * total) for kind, share in a_shares.items()}
-    for text, kind, key in a_documents.a_documents(games, wanted, seed):
-        split = positions.split_of(key)
-        texts[split].append(text)
-        counts[split][f"A {kind}"] += 1
-    texts["train"] += legal
-    counts["train"]["L"] = len(legal)
-    for split, documents in texts.items():
-        rng.shuffle(documents)
-        write_lines(folder / f"{split}.txt", documents)
-    report = {
-        "duplicates dropped": duplicates,
-        "documents": {split: dict(sorted(count.items())) for split, count in counts.items()},
-        "prompts": {name: len(chosen) for name, chosen in prompts.items()},
-    }
-    write_lines(folder / "report.json", [json.dumps(report, indent=2)])
-    return report
