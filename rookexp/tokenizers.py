@@ -89,10 +89,6 @@ class Tokenizer:
         """The ids of `text`; nothing is added, and special tokens spelled out in it are ordinary text."""
         return self.backend.encode(text, add_special_tokens=False).ids
 
-    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text, as `encode` gives them, computed on all cores."""
-        return [encoding.ids for encoding in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
-
     def encode_cut(self, texts: Sequence[str], cuts: Sequence[int]) -> Iterator[tuple[list[int], int]]:
         """The ids of each text, as `encode` gives them, and how many of them lie within its first `cut` characters."""
         for start in range(0, len(texts), AT_ONCE):

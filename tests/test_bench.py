@@ -64,7 +64,7 @@ def test_prompts_are_ragged_within_their_bounds_and_the_same_for_the_same_seed()
 def test_completions_end_as_often_as_was_asked(end_rate: float, shortest: int, longest: int, tmp_path: Path) -> None:
     lengths = made(tmp_path / "model", end_rate=end_rate)
     policy = policies.load(tmp_path / "model")
-    prompts = policy.tokenizer.encode_all(workload.read_prompts(tmp_path / "model"))
+    prompts = [policy.tokenizer.encode(text) for text in workload.read_prompts(tmp_path / "model")]
     assert [len(ids) for ids in prompts] == lengths
     sampling = Sampling(temperature=1.0, top_k=None, top_p=None, max_new_tokens=40)
     samples = generate.sample(policy.model, prompts, range(400), sampling, policy.tokenizer.eot_id)

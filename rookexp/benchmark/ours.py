@@ -66,7 +66,7 @@ def decode(spec: Mapping[str, Any], turns: Turns) -> None:
     turns.about(imported_bytes=peak_bytes(hardware.device.type))
     policy = policies.load(Path(spec["workload"]))
     model, tokenizer = hardware.placed(policy.model), policy.tokenizer
-    prompts = tokenizer.encode_all(read_prompts(Path(spec["workload"])))
+    prompts = [tokenizer.encode(text) for text in read_prompts(Path(spec["workload"]))]
     sampling = Sampling(temperature=1.0, top_k=None, top_p=None, max_new_tokens=spec["new_tokens"])
     watch, turn = Stopwatch(hardware.device.type), 0
     while True:

@@ -98,10 +98,7 @@ class Words:
 
     def __init__(self, *, folder: str, prompts: Annotated[int, Ge(1)], tokenizer: Tokenizer) -> None:
         texts = read_prompts(Path(folder))
-        self.asked = [
-            Prompt(text, tuple(ids), None, "words")
-            for text, ids in zip(texts, tokenizer.encode_all(texts), strict=True)
-        ]
+        self.asked = [Prompt(text, tuple(tokenizer.encode(text)), None, "words") for text in texts]
         self.per_step = prompts
 
     def select(self, step: int) -> tuple[Prompt, ...]:
