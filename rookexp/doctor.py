@@ -21,7 +21,7 @@ def main() -> None:
 def doctor(config: dict[str, Any], run_folder: Path) -> None:
     """Builds what the config names, trains nothing, and prints each check's result; exit status 1 after a finding."""
     from rookexp import build, session  # these import torch, which --help does not need
-    from rookexp.self_check import checkup  # these import torch, which --help does not need
+    from rookexp.self_check import checkup
 
     session.examine(build.build_training(config, run_folder), checkup.WHOLE)
 

@@ -40,8 +40,8 @@ def train(config: dict[str, Any], run_folder: Path) -> None:
             print(f"{run_folder}: given up by its sweep ({reason}); to train on, delete {TRIAL} in it and resume")
             return
         from rookexp import build, dry_run, session  # these import torch, which --help does not need
-        from rookexp.config import across  # these import torch, which --help does not need
-        from rookexp.run_folder import hub  # these import torch, which --help does not need
+        from rookexp.config import across
+        from rookexp.run_folder import hub
         from rookexp.run_folder.resume_checks import refuse_other
 
         run = build.check_config(config)
