@@ -48,13 +48,14 @@ def mean(values: Values, *, level: float = LEVEL) -> Interval:
     """The mean with Student's t interval; its bounds are NaN for values without a spread, and all is NaN for none.
 
     One value has no spread, nor have several that are equal up to rounding, as on a coarse scale: an interval of
-    width 0 would claim a certainty that they do not give. Exact for normal values only. With 3 values its half-width is
-    2.5 standard deviations, with 5 values 1.2, with 10 values 0.7.
+    width 0 would claim a certainty that they do not give. Nor is there one with a value that is not finite, as a
+    largest gradient norm may be. Exact for normal values only. With 3 values its half-width is 2.5 standard deviations,
+    with 5 values 1.2, with 10 values 0.7.
     """
     y = np.asarray(values, float)
     if not len(y):
         return Interval(math.nan, math.nan, math.nan)
-    if np.ptp(y) <= ROUNDING * np.abs(y).max():
+    if not np.isfinite(y).all() or np.ptp(y) <= ROUNDING * np.abs(y).max():
         return Interval(float(y.mean()), math.nan, math.nan)
     half = student_t(len(y) - 1, level) * float(y.std(ddof=1)) / math.sqrt(len(y))
     return Interval(float(y.mean()), float(y.mean()) - half, float(y.mean()) + half)

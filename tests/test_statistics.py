@@ -39,6 +39,14 @@ def test_values_without_a_spread_have_no_interval() -> None:
         assert math.isnan(found.high)
 
 
+@pytest.mark.parametrize("values", [[math.inf], [math.inf, 1.0], [math.inf, math.inf, 1.0], [math.nan, 1.0]])
+def test_values_that_are_not_finite_have_no_interval(values: list[float]) -> None:
+    found = statistics.mean(values)
+    assert found.value == math.inf or math.isnan(found.value)
+    assert math.isnan(found.low)
+    assert math.isnan(found.high)
+
+
 def test_coarse_figures_without_an_effect_raise_no_more_alarms_than_promised() -> None:
     """Rewards on a grid as coarse as the noise: equal differences are common, and no evidence."""
     noise = np.random.default_rng(0).standard_normal((4000, 2, 3)).round()
