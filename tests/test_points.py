@@ -247,9 +247,10 @@ def test_only_the_main_figure_is_widened_for_the_number_of_points(tmp_path: Path
             gain, entropy = (0.3 + (more + noise if i else 0) for more in (0.21, 0.15))
             folder = make(tmp_path / f"{i}-{seed}", gain=gain, **{"seed": seed, "optim.lr": 1 + i})
             rewritten(folder, entropy=entropy)
-    three, four = (points.compare(sorted(tmp_path.iterdir())[: 3 * count]) for count in (3, 4))
+        make(tmp_path / f"{i}-failed", status="failed", **{"optim.lr": 10 + i})  # nothing to be compared
+    three, four = (points.compare(sorted(tmp_path.iterdir())[: 4 * count]) for count in (3, 4))
     for found, count, said in ((three, 2, "higher"), (four, 3, "higher?")):
-        own, base = found.points[1], found.baseline
+        own, base = found.points[2], found.baseline
         for figure in ("gain", "entropy"):
             widened = count if figure == "gain" else 1
             alone = statistics.compared(own.by_seed(figure), base.by_seed(figure), comparisons=widened)

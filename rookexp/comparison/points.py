@@ -118,7 +118,8 @@ def compare(folders: Sequence[Path], *, baseline: str | None = None) -> Comparis
     base = _baseline(points, baseline, folders, notes)
     main = MAIN if any(MAIN in own for point in points for own in point.figures) else "tokens_per_s"
     main, minimized = _aimed_at(folders, main, notes)
-    beside = {point.name: _beside(point, base, main, len(points) - 1) for point in points if point is not base}
+    count = sum(bool(point.by_seed(main)) for point in points if point is not base)
+    beside = {point.name: _beside(point, base, main, count) for point in points if point is not base}
     notes += told.of(points, varying)
     title = folders[0].resolve().name if len(folders) == 1 else f"{len(points)} points, {len(read)} runs"
     return Comparison(title, points, base, beside, main, tuple(notes), minimized)
