@@ -97,6 +97,13 @@ def test_paths_are_the_last_of_the_settings(tmp_path: Path) -> None:
     assert list(found.points[0].settings) == ["hardware.device", "optim.lr", "model.path"]
 
 
+def test_the_first_of_the_settings_is_what_has_most_values(tmp_path: Path) -> None:
+    """Else the many keys in which one run of another task differs would hide the rates of the others."""
+    for i in range(3):
+        make(tmp_path / str(i), **{"optim.lr": 1e-4 * (i + 1), "grpo.temperature": 1.0 + (i > 1)})
+    assert list(points.compare([tmp_path]).baseline.settings) == ["optim.lr", "grpo.temperature"]
+
+
 def test_what_a_sweep_varies_is_named_as_it_was_typed(tmp_path: Path) -> None:
     options = {"group_mean": ("rookexp.baselines.GroupMean", "sample"), "none": ("rookexp.baselines.NoBaseline", None)}
     for job, (option, (target, std)) in enumerate(options.items()):

@@ -108,7 +108,7 @@ def compare(folders: Sequence[Path], *, baseline: str | None = None) -> Comparis
         groups.setdefault(_group(run, follow), []).append(run)
     members = [_one_a_seed(group, notes) for group in groups.values()]
     varying = runs.differing([group[0].config for group in members])
-    varying = dict(sorted(varying.items(), key=lambda item: any("/" in str(value) for value in item[1])))  # paths last
+    varying = dict(sorted(varying.items(), key=_rank))
     names = _names(members)
     settings = _settings(members, varying)
     points = tuple(
@@ -130,6 +130,11 @@ def of(name: str, group: Sequence[Run], settings: dict[str, Any]) -> Point:
     figures = tuple(runs.figures(run.rows) for run in group)
     total = max(len(group), trial(group[0]).get("seeds", 0))
     return Point(name, tuple(group), figures, settings, measures.asked(group), total)
+
+
+def _rank(item: tuple[str, tuple[Any, ...]]) -> tuple[bool, int]:
+    """Of a key and its values: paths last, and first what has most values, which tells the points apart."""
+    return any("/" in str(value) for value in item[1]), -len(set(map(repr, item[1])))
 
 
 def label(key: str, value: Any) -> str:
