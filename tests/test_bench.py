@@ -101,7 +101,7 @@ def test_our_side_gets_a_training_that_the_build_takes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "line"),
     [
-        ("sizes=[2m]", "sizes=['2m']: allowed: a list, each tiny, 1m, nano, 4m, 124m"),
+        ("sizes=[2m]", "sizes=['2m']: allowed: a list of length >= 1, each tiny, 1m, nano, 4m, 124m"),
         ("repeats=0", "repeats=0: allowed: an integer >= 1"),
         ("+repeat=3", "repeat=3: no such key or group"),
         ("prompt_tokens=[9,3]", "prompt_tokens=[9, 3]: allowed: the shorter number first"),

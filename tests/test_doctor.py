@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from rookexp import baselines, build, coefficients, doctor, generate, losses, ops, returns, train
 from rookexp.config import composing, door
 from rookexp.core_wait import CoreWait
-from rookexp.draw import filtered
+from rookexp.draw import Sampling, filtered
 from rookexp.evaluation import Greedy
 from rookexp.models.gpt2 import GPT2
 from rookexp.models.kv_cache import KVCache
@@ -103,8 +103,8 @@ HEALTHY: dict[str, dict[str, Any]] = {
     "cold": {"temperature": 0.7},
     "hot": {"temperature": 1.3},
     "very hot": {"temperature": 100.0},
-    "top_k": {"sampling": generate.Sampling(temperature=0.8, top_k=5, top_p=0.9, max_new_tokens=LONGEST)},
-    "lookup": {"sampling": generate.Sampling(1.0, None, None, LONGEST, lookup=2)},
+    "top_k": {"sampling": Sampling(temperature=0.8, top_k=5, top_p=0.9, max_new_tokens=LONGEST)},
+    "lookup": {"sampling": Sampling(1.0, None, None, LONGEST, lookup=2)},
     "bf16": {"autocast": bf16, "exact_sampler": False},
     "bf16, several updates": {"autocast": bf16, "exact_sampler": False, "single_update": False},
     "several updates": {"single_update": False},
@@ -141,7 +141,7 @@ def test_a_healthy_run_has_no_finding(name: str) -> None:
     assert skipped == expected
 
 
-OWN = generate.Sampling(temperature=0.7, top_k=None, top_p=0.9, max_new_tokens=5)
+OWN = Sampling(temperature=0.7, top_k=None, top_p=0.9, max_new_tokens=5)
 
 
 @pytest.mark.parametrize("autocast", [{}, {"autocast": bf16, "exact_sampler": False}])
@@ -191,7 +191,7 @@ def test_a_reward_that_knows_right_answers_may_pay_some_of_them_less() -> None:
 
 
 def test_a_single_token_is_too_short_and_nothing_else() -> None:
-    short = {"sampling": generate.Sampling(1.0, None, None, 1)}
+    short = {"sampling": Sampling(1.0, None, None, 1)}
     assert list(World(objective=short).examined()[0]) == ["max new tokens"]
 
 
@@ -344,7 +344,7 @@ def mask_one_early(patch: Patch) -> World:
 def filtered_log_probs(patch: Patch) -> World:
     draw = generate.draw
 
-    def drawn(logits: Tensor, uniforms: Tensor, sampling: generate.Sampling) -> tuple[Tensor, Tensor]:
+    def drawn(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
         tokens, _ = draw(logits, uniforms, sampling)
         kept = filtered(logits / sampling.temperature, sampling.top_k, sampling.top_p)
         return tokens, kept.log_softmax(-1).gather(1, tokens[:, None])[:, 0]

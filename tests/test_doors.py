@@ -80,7 +80,7 @@ MISTAKES = {
     "optim.lr=-1": "optim.lr=-1: allowed: a number > 0",
     "optim.lr=abc": "optim.lr=abc: allowed: a number > 0",
     "optim.lr=nan": "optim.lr=nan: allowed: a number > 0",
-    "optim.betas=[0.9]": "optim.betas=[0.9]: allowed: a list, each a number >= 0 and < 1 of length 2",
+    "optim.betas=[0.9]": "optim.betas=[0.9]: allowed: a list of length 2, each a number >= 0 and < 1",
     "hardware.device=gpu": "hardware.device=gpu: allowed: auto, cpu, cuda, mps",
     "kl._target_=rookexp.coefficients.Warmup": "no 'Warmup' in rookexp.coefficients; did you mean WarmupKL?",
     "model=gpt2_tiny model.path=x": "seed; model=retokenized, model=rook_nano, model=rookworld_124m have it",
