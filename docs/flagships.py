@@ -174,7 +174,8 @@ def stays(asked: str, found: Rate) -> Iterator[Claim]:
     The first alone would be the easier to show the fewer seeds there are.
     """
     moved, items = found.change(), found.over_items()
-    word = "holds" if moved.said in ("within noise", "identical") else "does not hold"
+    words = {"within noise": "holds", "identical": "holds", "cannot tell": "does not hold: cannot tell"}
+    word = words.get(moved.said, "does not hold")
     yield Claim(f"{asked} is within the noise of the seeds", percent(moved.interval, sign="+"), word)
     yield claim(f"{asked} stays within 1 point, over seeds", moved.interval, -0.01, 0.01, sign="+")
     yield claim(f"{asked} stays within 1 point, over positions", items, -0.01, 0.01, sign="+")
