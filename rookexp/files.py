@@ -16,10 +16,16 @@ from rookexp.errors import DataError
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields a path to write to; the file written there then replaces `path` atomically."""
+    """Yields a path to write to; the file written there then replaces `path` atomically.
+
+    After an error, as on a full disk, nothing is left of it.
+    """
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")  # other processes may write the same file
-    yield partial
-    os.replace(partial, path)
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def write_atomic(path: Path, text: str) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from rookexp.corpora.position_mix import PositionMix, report
 from rookexp.errors import ConfigError, DataError
+from rookexp.files import write_lines
 from rookexp.tasks.positions import position_key
 
 SHARES = {"opening": 0.2, "middlegame": 0.6, "endgame": 0.2}
@@ -92,6 +93,13 @@ def test_what_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cannot be written"):
         mix(positions=2, shares={"endgame": 1.0}).write(tmp_path / "file")
+
+
+def test_a_file_that_cannot_be_written_takes_no_room_on_the_disk(tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(DataError, match="taken: cannot be written"):
+        write_lines(tmp_path / "taken", ["a line"])
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
 def test_other_positions_in_the_folder_are_not_lost(tmp_path: Path) -> None:
