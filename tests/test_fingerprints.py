@@ -43,7 +43,9 @@ def test_a_file_is_known_by_its_size_and_bytes_and_a_large_one_by_some_of_them(
 def test_the_files_of_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "shards").mkdir()
-    for name in ("shards/train.jsonl", "shards/test.jsonl", "shards/other.jsonl", "shards/train.md", "bare", "p.jsonl"):
+    unread = ("other.jsonl", "train.md", ".train.jsonl")
+    names = [f"shards/{name}" for name in ("train.jsonl", "test.jsonl", *unread)]
+    for name in (*names, "bare", "p.jsonl"):
         (tmp_path / name).write_text(name, encoding="utf-8")
     task = {"data": "shards", "files": "*train*", "evaluate": "*test*", "style": "bare", "seed": 0}
     found = fingerprints.of_data(

@@ -79,6 +79,8 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path, kind: str) -> No
     put(tmp_path / "data", kind, "train-00001-of-00002", TEXTS[13:])
     put(tmp_path / "data", kind, "test-00000-of-00001", ["not to be read"])
     (tmp_path / "data" / "train.json").write_text("[]")
+    put(tmp_path / ".cache/huggingface/download/data", "txt", "train-00000-of-00002.parquet", ["a note of the Hub's"])
+    put(tmp_path / "data", "jsonl", "._train-00000-of-00002", ["what another system keeps beside a file"])
     task, whole = task_of(tmp_path), task_of(HERE)
     unread = f"{tmp_path}: 1 files match task.files and are not read, as train.json: not .parquet, .jsonl, .txt"
     assert (unread in task.notes(), len(task.notes())) == (True, len(whole.notes()) + 1)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from rookexp.tasks.shards import SUFFIXES
+from rookexp.tasks.shards import SUFFIXES, matching
 
 WHOLE = 1 << 26  # bytes of a file that is read to its end: 64 MiB
 BLOCKS, BLOCK = 64, 1 << 16  # a larger file is read in so many blocks, its beginning and end among them
@@ -59,7 +58,6 @@ def _named(node: Any, key: str) -> Iterator[tuple[str, Mapping[str, str]]]:
 
 def _inside(folder: Path, wanted: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     """Yields name and digest of the data files whose paths in a folder match one of the patterns `wanted`."""
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if path.suffix in SUFFIXES and path.is_file() and any(fnmatch(name, pattern) for pattern in wanted):
-            yield name, of_file(path)
+    for path in matching(folder, *wanted):
+        if path.suffix in SUFFIXES:
+            yield path.relative_to(folder).as_posix(), of_file(path)

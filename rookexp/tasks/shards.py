@@ -156,15 +156,27 @@ def find(data: str, revision: str | None, files: str, column: str) -> tuple[list
             raise DataError(f"{path} is local and has no revision {revision!r}; leave the revision empty")
     else:
         path = download(data, revision, files)
-    match = [path]
-    if path.is_dir():
-        match = [p for p in sorted(path.rglob("*")) if p.is_file() and fnmatch(p.relative_to(path).as_posix(), files)]
+    match = matching(path, files) if path.is_dir() else [path]
     found = [p for p in match if p.suffix in SUFFIXES]
     if not found:
         raise DataError(
             f"{data}: no file of it matches {files!r} and ends in {', '.join(SUFFIXES)}; task.files='*' takes all"
         )
     return [opened(p, column) for p in found], [p.name for p in match if p.suffix not in SUFFIXES]
+
+
+def matching(folder: Path, *patterns: str) -> list[Path]:
+    """The files below a folder whose paths in it match one of the patterns, sorted.
+
+    Hidden ones are none of the data: the Hub's client keeps notes on a folder's downloads there, named like the files.
+    """
+    found = []
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        hidden = any(part.startswith(".") for part in name.parts)
+        if path.is_file() and not hidden and any(fnmatch(name.as_posix(), pattern) for pattern in patterns):
+            found.append(path)
+    return found
 
 
 def opened(path: Path, column: str) -> Shard:
