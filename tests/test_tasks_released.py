@@ -252,9 +252,11 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         task_of(tmp_path / "nowhere")
     with pytest.raises(DataError, match="no revision 'main'"):
         task_of(HERE, revision="main")
-    with pytest.raises(DataError, match=r"no file of it matches '\*train\*'"):
+    with pytest.raises(DataError, match=r"no file of it matches '\*train\*' .*; task.files='\*' takes all"):
         task_of(tmp_path)
     put(tmp_path, "txt", "train", TEXTS[:1])
+    with pytest.raises(DataError, match=r"matches 'tset' .*; allowed in task.evaluate: validation, test, or"):
+        task_of(tmp_path, evaluate="tset")
     with pytest.raises(
         DataError, match=r"no A rows for train; .*\(task.p_share=1\); a hash of .*; 1 P for train of 1 rows"
     ):

@@ -93,20 +93,23 @@ class RookWorld:
         own = evaluate not in HASHED
         parts = {"train": "train"} if own else {"train": "train", evaluate: "evaluation"}
         found, unread = shards.find(data, revision, files, column)
-        self.kept: dict[str, str] = {}  # position key -> the part, train or evaluation, that it is in
-        self.labels: dict[Annotation, str] = {}  # the published label of a P row
-        texts = shards.shuffled(found, f"{seed}/rows")
-        taken = self._take(texts, {name: wanted[name] for name in parts.values()}, lambda key: parts.get(split_of(key)))
+        theirs: list[shards.Shard] = []  # the data set's own files for evaluation
         if own:
             if Path(data).expanduser().is_file():
                 raise DataError(
                     f"task.evaluate={evaluate}: files of a folder, and task.data={data} is one file; allowed: "
                     f"{', '.join(HASHED)}, which take a share of its positions, or a folder"
                 )
-            theirs = shards.shuffled(shards.find(data, revision, evaluate, column)[0], f"{seed}/evaluation")
-            asked = set(self.kept)
+            remedy = f"allowed in task.evaluate: {', '.join(HASHED)}, or a pattern that files match"
+            theirs, _ = shards.find(data, revision, evaluate, column, remedy)
+        self.kept: dict[str, str] = {}  # position key -> the part, train or evaluation, that it is in
+        self.labels: dict[Annotation, str] = {}  # the published label of a P row
+        texts = shards.shuffled(found, f"{seed}/rows")
+        taken = self._take(texts, {name: wanted[name] for name in parts.values()}, lambda key: parts.get(split_of(key)))
+        if own:
+            texts, asked = shards.shuffled(theirs, f"{seed}/evaluation"), set(self.kept)
             ask = {"evaluation": wanted["evaluation"]}
-            taken |= self._take(theirs, ask, lambda key: None if key in asked else "evaluation")
+            taken |= self._take(texts, ask, lambda key: None if key in asked else "evaluation")
         self._refuse_too_few(taken)
         self.missed = list(missed(taken, wanted))
         if unread:

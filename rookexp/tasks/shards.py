@@ -142,13 +142,16 @@ def _no_column(column: str, names: Sequence[str]) -> str:
     return f"no column {column!r}; it has {', '.join(names) or 'none'}"
 
 
-def find(data: str, revision: str | None, files: str, column: str) -> tuple[list[Shard], list[str]]:
+def find(
+    data: str, revision: str | None, files: str, column: str, remedy: str = "task.files='*' takes all"
+) -> tuple[list[Shard], list[str]]:
     """The files of a folder, or of a data set on the Hub, whose path in it matches `files` (or `data` itself, if a
     file), and the names of those that match and end in none of `SUFFIXES`.
 
     From the Hub only matching files are downloaded, once; with HF_HUB_OFFLINE=1 those that are there are used.
     `revision` is a branch, tag or commit there.
-    Raises: DataError when there is none, when the Hub cannot be reached, or when local data is given a revision.
+    Raises: DataError when there is none, ending with `remedy`; when the Hub cannot be reached, or when local data is
+    given a revision.
     """
     path = Path(data).expanduser()
     if path.exists():
@@ -159,9 +162,7 @@ def find(data: str, revision: str | None, files: str, column: str) -> tuple[list
     match = matching(path, files) if path.is_dir() else [path]
     found = [p for p in match if p.suffix in SUFFIXES]
     if not found:
-        raise DataError(
-            f"{data}: no file of it matches {files!r} and ends in {', '.join(SUFFIXES)}; task.files='*' takes all"
-        )
+        raise DataError(f"{data}: no file of it matches {files!r} and ends in {', '.join(SUFFIXES)}; {remedy}")
     return [opened(p, column) for p in found], [p.name for p in match if p.suffix not in SUFFIXES]
 
 
