@@ -9,6 +9,7 @@ from rookexp.config import check
 from rookexp.config.nodes import Config, make
 from rookexp.errors import ConfigError, DataError
 from rookexp.rewards.by_task import ByTask
+from rookexp.rewards.combine import MadeOf
 from rookexp.tasks.mixed import notes_of, subtasks
 from rookexp.types import Prompt
 
@@ -35,6 +36,14 @@ def may_have_stages(reward: Any) -> bool:
     if isinstance(reward, ByTask):
         return any(map(may_have_stages, reward.rewards.values()))
     return bool(getattr(reward, "staged", not type(reward).__module__.startswith("rookexp.")))
+
+
+def engines_of(reward: Any) -> list[str]:
+    """The identity of each engine that judges: that of the reward itself, or of the rewards that it is made of."""
+    if isinstance(reward, MadeOf):
+        return [identity for each in reward.rewards.values() for identity in engines_of(each)]
+    identity = getattr(getattr(reward, "engine", None), "engine", None)
+    return [identity] if isinstance(identity, str) else []
 
 
 def evaluation_prompts(config: Config, task: Any, objects: Config) -> tuple[Prompt, ...]:

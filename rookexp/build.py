@@ -25,7 +25,7 @@ from rookexp.per_task_sampling import ALLOWED, changed, own_lengths, own_samplin
 from rookexp.policies import Pretrained, sanity_warnings
 from rookexp.returns import no_stages
 from rookexp.run_folder import run_info, runs
-from rookexp.run_folder.resume_checks import resolved_hardware, tell_other_hardware
+from rookexp.run_folder.resume_checks import resolved_hardware, tell_other_engines, tell_other_hardware
 from rookexp.self_check.rehearsal import Subject
 from rookexp.tasks.mixed import notes_of
 from rookexp.track import FanOut, JsonlTracker, Tracker
@@ -112,6 +112,7 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
         fitting.refuse_another_batch(hardware, grpo["prompts_per_step"], run_folder)
     tell_other_hardware(run_folder, config["hardware"].get("precision"), resolved_hardware(hardware))
     reward, baseline = asking.build_group(config, "reward"), make(config["baseline"])
+    tell_other_engines(run_folder, engines := asking.engines_of(reward))
     if baseline.by_stage and not asking.may_have_stages(reward):
         raise no_stages(baseline, reward)
     policy = load_policy(config, hardware)
@@ -186,7 +187,8 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
         minibatches=grpo["minibatches"],
         finder=finder,
     )
-    return replace(training, subject=Subject(objective, training.trainer, greedy, policy.tokenizer, start.step))
+    subject = Subject(objective, training.trainer, greedy, policy.tokenizer, start.step)
+    return replace(training, subject=subject, engines=engines)
 
 
 def check_lengths(config: Config, own: Mapping[str, Sampling], places: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -76,6 +76,7 @@ class Training:
     finder: Finder | None  # finds the micro-batch; None = it is as configured
     hardware: Mapping[str, Any]  # the hardware's settings, resolved
     subject: Subject | None = None  # what a self-check examines; None = it has none
+    engines: Sequence[str] = ()  # identities of the engines that judge
 
 
 def find_start(resume: str | None, steps: int, folder: Path) -> Start:
@@ -275,7 +276,8 @@ def tracked(training: Training, config: Mapping[str, Any], folder: Path, door_na
     def note() -> None:
         nonlocal command
         command = f"python -m rookexp.{door_name} {shlex.quote(f'resume={folder}')}"
-        write_run_info(folder, config, sys.argv, {"hardware": training.hardware, "data": fingerprints.of_data(config)})
+        found = {"hardware": training.hardware, "engines": training.engines, "data": fingerprints.of_data(config)}
+        write_run_info(folder, config, sys.argv, found)
         door.note_start(folder)
 
     if training.start.checkpoint is None:

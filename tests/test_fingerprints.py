@@ -6,12 +6,16 @@ import json
 import os
 from pathlib import Path
 
+import chess
 import pytest
 from made_runs import make
+from test_annotate import Alphabet
 from test_session import TINY, Shell, make_corpus, shell  # noqa: F401 - a fixture
 
 from rookexp import hardware
 from rookexp.comparison import points
+from rookexp.rewards import engine_pool
+from rookexp.rewards.engine import Line
 from rookexp.run_folder import fingerprints, run_info
 
 LINE = f"debug=fast {TINY} hardware.precision=auto hardware.threads=1 steps=1"
@@ -81,6 +85,40 @@ def test_a_run_notes_what_auto_came_to_and_says_where_that_changes(
     )
     starts = run_info.read_info(tmp_path / "run")["earlier_starts"]
     assert [start["hardware"]["precision"] for start in starts] == ["bf16", "bf16"]
+
+
+class Judge(Alphabet):
+    """An engine that also judges single moves."""
+
+    limit = "depth 1"
+
+    def identity(self) -> str:
+        return self.name
+
+    def lines(self, board: chess.Board, only: chess.Move | None = None) -> list[Line]:
+        return super().lines(board) if only is None else [Line(only, 0)]
+
+
+def test_a_run_notes_the_engines_that_judge_and_says_where_others_do(
+    shell: Shell,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(engine_pool, "Stockfish", Judge)
+    by_task = "reward=rookworld reward@reward.rewards.P=engine reward.rewards.P.engine.cache=null"
+    assert shell(f"{LINE} {by_task} hydra.run.dir=run") == 0
+    assert run_info.read_info(tmp_path / "run")["engines"] == ["Alphabet"]
+    capfd.readouterr()
+    assert shell("resume=run steps=2") == 0
+    assert "note: from here on" not in capfd.readouterr().out
+    monkeypatch.setattr(Judge, "name", "Alphabet 2")
+    assert shell("resume=run steps=3") == 0
+    said = "note: from here on judged by Alphabet 2, so far by Alphabet: rewards may differ\n"
+    assert said in capfd.readouterr().out
+    now = run_info.read_info(tmp_path / "run")
+    judges = [start["engines"] for start in (*now["earlier_starts"], now)]
+    assert judges == [["Alphabet"], ["Alphabet"], ["Alphabet 2"]]
 
 
 def test_a_sweep_does_not_mix_what_auto_comes_to(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,14 @@ def tell_other_hardware(folder: Path, asked: str | None, here: Mapping[str, Any]
                 f"was in {precision}; allowed: hardware.precision={precision}; "
                 f"hardware.precision={here['precision']} mixes them"
             )
+
+
+def tell_other_engines(folder: Path, here: Sequence[str]) -> None:
+    """Prints where other engines judge the resumed run in `folder` than before, as after an upgrade of Stockfish."""
+    before = read_info(folder).get("engines", here)
+    if list(before) != list(here):
+        was, now = (", ".join(engines) or "none" for engines in (before, here))
+        print(f"note: from here on judged by {now}, so far by {was}: rewards may differ", flush=True)
 
 
 def _in_checkpoint(key: str, before: Mapping[str, Any]) -> bool:
