@@ -23,7 +23,8 @@ DIVIDED = (
     "divides the penalty by the group's spread, too: where the outcomes are equal it has full strength, whatever "
     "kl.coef is; baseline.std_floor=0.05 bounds that"
 )
-LATE = "changes nothing: the KL coefficient stays 0 for kl.warmup=20 steps, and the run has "
+LATE = "changes no gradient: the KL coefficient stays 0 for kl.warmup=20 steps, and the run has "
+FIXED = "changes no gradient: the reference first moves after step 10, and the run has 10"
 NO_KL = "changes nothing: the KL coefficient stays 0; kl=fixed has one"
 
 SAID = {
@@ -48,12 +49,21 @@ SAID = {
     "loss.clip_low=0.1 grpo.inner_epochs=2": "",
     "kl=none grpo.kl_type=k2": NO_KL,
     "kl=fixed kl.coef=0 grpo.kl_placement=reward": NO_KL,
-    "kl=none reference=ema reference.decay=0.5": NO_KL,
+    "kl=none reference=ema": NO_KL,
+    "kl=fixed reference=ema": "",
+    "kl=fixed steps=10 reference=hard": FIXED,
+    "kl=fixed steps=11 reference=hard": "",
+    "steps=20 reference=ema": LATE + "20",
+    "steps=20 reference=interpolate": "",
     "kl=anneal kl.start_coef=0 kl.end_coef=0 grpo.kl_type=k2": NO_KL,
     "kl=anneal kl.end_coef=0 grpo.kl_type=k2": "",
     "kl=adaptive grpo.kl_type=k2": "",
     "grpo.kl_type=k2": "",
-    "steps=20 kl=warmup kl.warmup=20": LATE + "20",
+    "steps=20 kl=warmup": LATE + "20",
+    "steps=20 kl.warmup=20": LATE + "20",
+    "steps=20 grpo.kl_type=k3": LATE + "20",
+    "steps=20 grpo.kl_placement=reward": LATE + "20",
+    "steps=21 grpo.kl_placement=reward": "",
     "steps=5 kl.coef=0.5": LATE + "5",
     "steps=21 kl.coef=0.5": "",
     "steps=5 kl.coef=0.5 kl.shape=linear": "",

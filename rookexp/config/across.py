@@ -72,7 +72,20 @@ def _late_penalty(flat: Flat) -> str | None:
     warmup, steps = flat.get("kl.warmup"), flat.get("steps")
     if (flat.get("kl.shape"), flat.get("kl.unit")) != ("switch", "steps") or not warmup or warmup < steps:
         return None
-    return f"changes nothing: the KL coefficient stays 0 for kl.warmup={warmup} steps, and the run has {steps}"
+    return f"changes no gradient: the KL coefficient stays 0 for kl.warmup={warmup} steps, and the run has {steps}"
+
+
+def _no_penalty(flat: Flat) -> str | None:
+    return _no_reference(flat) or _late_penalty(flat)
+
+
+def _fixed_reference(flat: Flat) -> str | None:
+    every, steps = flat.get("reference.every"), flat.get("steps", 0)
+    if every is None:  # what moves the policy acts without a penalty, too
+        return None
+    if every < steps:
+        return _no_penalty(flat)
+    return f"changes no gradient: the reference first moves after step {every}, and the run has {steps}"
 
 
 def _late_rate(flat: Flat) -> str | None:
@@ -96,8 +109,9 @@ IDLE: dict[tuple[str, ...], Callable[[Flat], str | None]] = {
     ("loss",): _one_update,
     ("loss=", "grpo.aggregation="): _unlike_its_paper,
     ("grpo.kl_placement=",): _divided_penalty,
-    ("grpo.kl_type", "grpo.kl_placement", "reference."): _no_reference,
-    ("kl.coef", "kl.warmup"): _late_penalty,
+    ("grpo.kl_type", "grpo.kl_placement"): _no_penalty,
+    ("reference=ema", "reference=hard", "reference."): _fixed_reference,
+    ("kl=warmup", "kl.coef", "kl.warmup"): _late_penalty,
     ("optim.schedule.warmup_steps",): _late_rate,
     ("grpo.max_resamples",): _not_resampled,
     ("baseline.std_eps", "baseline.std_floor"): _undivided,
