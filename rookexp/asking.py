@@ -1,19 +1,24 @@
-"""A run's task and reward objects, which may be user code, and the prompts of its greedy evaluation."""
+"""A run's parts that may be user code, such as task, reward and loss, and the prompts of its greedy evaluation."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from rookexp.coefficients import Coefficient
 from rookexp.config import check
 from rookexp.config.nodes import Config, make
 from rookexp.errors import ConfigError, DataError
+from rookexp.losses import PolicyLoss
+from rookexp.reference import Sync
+from rookexp.returns import Baseline
 from rookexp.rewards.by_task import ByTask
 from rookexp.rewards.combine import MadeOf
 from rookexp.tasks.mixed import notes_of, subtasks
 from rookexp.types import Prompt
 
 METHODS = {"task": ("select", "prompts"), "reward": ("score",)}  # methods that a run calls, also of user code
+KINDS = {"loss": PolicyLoss, "baseline": Baseline, "kl": Coefficient, "reference": Sync}  # whose members a run reads
 
 
 def build_group(config: Config, group: Literal["task", "reward"], **objects: Any) -> Any:
@@ -25,6 +30,18 @@ def build_group(config: Config, group: Literal["task", "reward"], **objects: Any
     for method in METHODS[group]:
         if not callable(getattr(made, method, None)):
             raise check.refusal(group, config[group]["_target_"], f"it has no method {method}; see docs/own.md")
+    return made
+
+
+def build_kind(config: Config, group: Literal["loss", "baseline", "kl", "reference"]) -> Any:
+    """The object that the config node of `group` builds, which may be user code.
+
+    Raises: ConfigError if it is not of the group's kind.
+    """
+    made, kind = make(config[group]), KINDS[group]
+    if not isinstance(made, kind):
+        wanted = f"it is no {kind.__module__}.{kind.__name__}; see docs/own.md"
+        raise check.refusal(group, config[group]["_target_"], wanted)
     return made
 
 

@@ -14,6 +14,7 @@ import pytest
 
 FILE = re.compile(r"```(?:python|yaml)\n((?:# @package _global_\n)?# ([\w/]+\.(?:py|yaml)).*?)```", re.DOTALL)
 COMMAND = re.compile(r"```\n(python -m rookexp\.train .*?)\n```")
+ALGORITHM = "loss=held baseline=middle grpo.minibatches=2"
 SHORT = ["debug=fast", "track=local", "hardware.threads=1", "hydra.run.dir=run"]
 
 
@@ -37,17 +38,20 @@ def typed(folder: Path, root: Path, *words: str) -> subprocess.CompletedProcess[
     )
 
 
-def test_the_page_has_a_reward_a_task_and_a_recipe(page: str, folder: Path) -> None:
+def test_the_page_has_a_reward_a_task_an_algorithm_and_a_recipe(page: str, folder: Path) -> None:
     names = {"my_rewards.py", "options/reward/short.yaml", "my_tasks.py", "options/task/sums.yaml"}
+    names |= {"my_algorithm.py", "options/loss/held.yaml", "options/baseline/middle.yaml"}
     assert {name for _, name in FILE.findall(page)} == names | {"options/experiment/mine.yaml"}
     assert len(COMMAND.findall(page)) == 2
     assert "`task=sums reward=short`" in page
+    assert f"`{ALGORITHM}`" in page
 
 
-@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("number", [0, 1, 2, 3])
 def test_what_it_shows_trains(number: int, page: str, folder: Path, root: Path) -> None:
     reward, recipe = COMMAND.findall(page)
-    line = [reward, recipe, "python -m rookexp.train --config-dir options task=sums reward=short"][number]
+    task = "python -m rookexp.train --config-dir options task=sums reward=short"
+    line = [reward, recipe, task, f"{reward} {ALGORITHM}"][number]
     done = typed(folder, root, *shlex.split(line)[3:], *SHORT)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(row) for row in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -55,9 +59,11 @@ def test_what_it_shows_trains(number: int, page: str, folder: Path, root: Path) 
     assert rows[-1]["eval/characters"] > 0
 
 
-def test_its_reward_passes_the_self_check(page: str, folder: Path, root: Path) -> None:
+@pytest.mark.parametrize("algorithm", ["", ALGORITHM])
+def test_its_reward_and_algorithm_pass_the_self_check(algorithm: str, page: str, folder: Path, root: Path) -> None:
     line, _ = COMMAND.findall(page)
-    done = typed(folder, root, *shlex.split(line)[3:], "steps=1", *SHORT[1:], "grpo.prompts_per_step=2")
+    words = shlex.split(f"{line} {algorithm}")[3:]
+    done = typed(folder, root, *words, "steps=1", *SHORT[1:], "grpo.prompts_per_step=2")
     assert done.returncode == 0, done.stderr
     assert "self-check: nothing found" in done.stdout
 
@@ -84,6 +90,16 @@ def test_a_part_without_its_method_is_one_line(method: str, folder: Path, root: 
         done = typed(folder, root, "--config-dir", "options", *words, *more, *SHORT)
         assert done.returncode == 2
         assert re.fullmatch(said + r"[^\n]*docs/own\.md\n", done.stderr), done.stderr
+
+
+@pytest.mark.parametrize(("group", "kind"), [("loss", "PolicyLoss"), ("baseline", "Baseline")])
+def test_a_part_of_no_known_kind_is_one_line(group: str, kind: str, folder: Path, root: Path) -> None:
+    path = folder / "my_algorithm.py"
+    path.write_text(path.read_text().replace(f"({kind}):", ":"))
+    done = typed(folder, root, "--config-dir", "options", *ALGORITHM.split(), *SHORT)
+    assert done.returncode == 2
+    said = rf"error: {group}=my_algorithm\.\w+: it is no rookexp\.\w+\.{kind}; see docs/own\.md\n"
+    assert re.fullmatch(said, done.stderr), done.stderr
 
 
 WRONG = {
