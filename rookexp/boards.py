@@ -48,6 +48,12 @@ def position(prompt: str) -> str | None:
     return _pieces_of(board, board.turn)
 
 
+def white_below(fen: str) -> str | None:
+    """SVG of the pieces of a FEN, White at the bottom; None if its first field is no valid placement."""
+    placed = _placement(fen)
+    return None if placed is None else _pieces_of(placed, chess.WHITE)
+
+
 def answer(
     prompt: str, completion: str, engine_best: str | None, best_is: tuple[str, str] = ("the engine's", "engine")
 ) -> Drawing | None:

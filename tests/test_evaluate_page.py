@@ -120,3 +120,11 @@ def test_a_state_is_drawn_with_rings_where_it_is_wrong(said: str, words: str, ri
 def test_an_answer_without_a_board_is_not_drawn(said: str) -> None:
     assert boards.next_state(A_PROMPT, said, A_TRUE) is None
     assert "no board in it" in exam_page.drawing(environment_shown(A_PROMPT, said, A_PROMPT + A_TRUE), ("", ""))
+
+
+def test_white_is_below_also_where_an_answer_to_black_has_no_board() -> None:
+    prompt = "A: 4k3/8/8/8/8/8/8/4K3 b - - 0 1+e8e7+e8e7+"
+    right = f"{prompt}8/4k3/8/8/8/8/8/4K3 w - - 1 2+0.001+0+0"
+    drawing = exam_page.drawing(environment_shown(prompt, "", right), ("", ""))
+    heights = dict(re.findall(r'#(white|black)-king" transform="translate\(\d+, (\d+)', drawing))
+    assert int(heights["white"]) > int(heights["black"])

@@ -149,7 +149,7 @@ def drawing(shown: Shown, best_is: tuple[str, str]) -> str:
         )
     words = "no board in it; drawn is what was asked" if drawn is None else drawn.words
     if drawn is None and (parsed := chess_text.parse_a_prompt(shown.prompt)) is not None:
-        pieces = boards.position(chess_text.p_prompt(parsed.fen))
+        pieces = boards.white_below(parsed.fen)
     board = "" if pieces is None else f'<use href="#squares"/>{pieces}{"" if drawn is None else drawn.arrows}'
     asked, said = (escape(" ".join(text.split())) for text in (shown.prompt, shown.completion))
     gold = "" if shown.right else f'<p class="text">right: {escape(" ".join(shown.answer.split()))}</p>'
