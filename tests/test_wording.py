@@ -70,6 +70,14 @@ def test_without_a_baseline_nothing_is_ranked_across_rewards(tmp_path: Path) -> 
     assert not [line for line in lines if "Highest" in line]
 
 
+def test_a_best_point_of_those_comparable_is_called_that(tmp_path: Path) -> None:
+    make(tmp_path / "a", gain=0.1, **{"reward.best": 0.5})
+    for name, best in (("b", 5.0), ("c", 6.0)):
+        make(tmp_path / name, gain=3.0, **{"reward.best": best})
+    (said,) = (line for line in wording.said(points.compare([tmp_path], baseline="a")) if "Highest" in line)
+    assert said.startswith("Highest gain among those comparable with the baseline: a (")
+
+
 def test_intervals_and_seeds_and_long_lists() -> None:
     assert wording.interval(Interval(0.5, 0.25, 10.0)) == "0.500 [0.250, 10.0]"
     assert wording.interval(Interval(0.5, math.nan, math.nan)) == "0.500"

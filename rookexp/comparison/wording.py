@@ -225,6 +225,8 @@ def _many(comparison: Comparison) -> list[str]:
     ties = [p.name for p in measured if p is not best and p.by_seed(figure) == best.by_seed(figure)]
     equal = f"; the same in {_first(ties, most=8)}" if ties else ""
     among = "" if len(whole) == len(measured) else " of points whose runs all finished"
+    if base in measured and len(measured) < sum(bool(p.by_seed(figure)) for p in comparison.points):
+        among += " among those comparable with the baseline"
     lines.append(f"{word} {figure}{among}: {best.name} ({settings(best)}), {spread}{equal}.")
     if best is not base:
         lines.append("Beside the baseline: " + _judged(base, best, figure, comparison.beside[best.name].get(figure)))
