@@ -125,7 +125,7 @@ def test_other_prompts_and_other_rewards_are_not_compared(tmp_path: Path) -> Non
     assert found.beside["d"]["kl"] == "not the same measure: grpo.temperature differs"
     assert isinstance(found.beside["d"]["gain"], Difference)
     assert any("not on one scale" in note for note in found.notes)
-    assert "Highest gain: a (" in words(tmp_path)  # what is on another scale is no candidate
+    assert "comparable with the baseline: a (" in words(tmp_path)  # what is on another scale is no candidate
 
 
 def test_runs_that_did_not_finish_are_counted_and_not_averaged(tmp_path: Path) -> None:
