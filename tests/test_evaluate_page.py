@@ -65,16 +65,19 @@ def test_the_page_is_whole_and_needs_no_network() -> None:
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (`apt-get install chromium`)")
 def test_on_a_narrow_screen_a_long_name_leaves_room_for_its_figure(tmp_path: Path) -> None:
     part = Part("P", "", {"the highest-valued listed move is among the engine's, White": Figure(9, 10)}, [])
-    measure = """<script>onload = () => { document.body.dataset.found = ["tbody th", ".scroll"].map(
-        (name) => document.querySelector(name).clientWidth) }</script></body>"""
+    measure = """<script>onload = () => { document.body.style.width = "375px"; document.body.dataset.found = [
+        document.querySelector("tbody th").clientWidth, document.querySelector(".scroll").clientWidth,
+        document.querySelector("table").scrollWidth] }</script></body>"""
     path = tmp_path / "page.html"
     path.write_text(exam_page.html("model", [part]).replace("</body>", measure), encoding="utf-8")
     flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=500,900", "--virtual-time-budget=2000"]
     command = [str(CHROMIUM), *flags, f"--user-data-dir={tmp_path}/profile", "--dump-dom", path.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    found = re.search(r'data-found="(\d+),(\d+)"', done.stdout)
+    found = re.search(r'data-found="(\d+),(\d+),(\d+)"', done.stdout)
     assert found is not None
-    assert int(found[1]) < int(found[2]) / 2
+    name, room, whole = map(int, found.groups())
+    assert name < room / 2
+    assert whole <= room  # the bar's end, 100 %, needs no scrolling
 
 
 def test_the_first_right_and_wrong_answers_of_each_side_are_drawn() -> None:
