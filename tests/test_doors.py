@@ -75,6 +75,7 @@ MISTAKES = {
     "grpo.dead_groups=drop": "grpo.dead_groups=drop: allowed: kept, dropped, resampled; did you mean dropped?",
     "grpo.overlong_buffer=0": "grpo.overlong_buffer=0: allowed: an integer >= 1, or null",
     "grpo.temperature=0": "grpo.temperature=0: allowed: a number > 0",
+    "grpo.top_k=1": "grpo.top_k=1: allowed: an integer >= 2, or null",
     "grpo.inner_epochs=0": "grpo.inner_epochs=0: allowed: an integer >= 1",
     "grpo.group_size=2.5": "grpo.group_size=2.5: allowed: an integer",
     "optim.lr=-1": "optim.lr=-1: allowed: a number > 0",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -145,8 +146,19 @@ def test_fixed_batch_is_the_same_in_every_step(folder: Path) -> None:
     assert turns(task.select(0)) == "wbwbwbw"
     assert task_of(positions, order="fixed", prompts=7).select(3) == task.select(3)
     assert task_of(positions, order="fixed", prompts=7, seed=2).select(3) != task.select(3)
-    with pytest.raises(DataError, match="12 rows for 13 prompts"):
+    with pytest.raises(DataError, match="6 with Black are too few for 13 prompts"):
         task_of(positions, order="fixed", prompts=13)
+
+
+def test_too_few_positions_of_a_colour_are_counted_with_what_to_do(folder: Path) -> None:
+    white = write(folder / "white.jsonl", rows_of(12)[::2])
+    said = re.escape(f"{white}: 6 positions with White to move and 0 with Black are too few for ")
+    few = r"give more, ask fewer \(grpo\.prompts_per_step\)"
+    with pytest.raises(DataError, match=f"{said}4 prompts, half of each; {few}, or use colours=as_found$"):
+        task_of(white, order="fixed")
+    with pytest.raises(DataError, match=f"{said}7 prompts; {few}$"):
+        task_of(white, order="fixed", colours="as_found", prompts=7)
+    assert len(task_of(white, order="fixed", colours="as_found", prompts=6).prompts()) == 6
 
 
 def test_balanced_passes_alternate_the_colours(folder: Path) -> None:

@@ -100,7 +100,13 @@ class PolicyTask:
         if order == "fixed":
             strands = [strand[: (prompts + len(strands) - 1 - i) // len(strands)] for i, strand in enumerate(strands)]
             if sum(map(len, strands)) < prompts:
-                raise DataError(f"{source}: too few of its {len(rows)} rows for {prompts} prompts, {colours}")
+                white = sum(_turn(row) == chess.WHITE for row in rows)
+                needed = f"{prompts} prompts{', half of each' if colours == 'balanced' else ''}"
+                enough = ", or use colours=as_found" if len(rows) >= prompts else ""
+                raise DataError(
+                    f"{source}: {white} positions with White to move and {len(rows) - white} with Black are too few "
+                    f"for {needed}; give more, ask fewer (grpo.prompts_per_step){enough}"
+                )
         elif not all(strands):
             raise DataError(f"{source}: one of the colours never is to move; use colours=as_found")
         self.passes = Passes(strands, order=order, seed=seed)
