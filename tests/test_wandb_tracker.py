@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import http.server
+import io
 import json
+import logging
 import math
 import os
 import random
@@ -68,6 +71,11 @@ def feed(tracker: track.Tracker, start: int, stop: int) -> None:
             step, [{"step": step, "kind": "greedy", "prompt": "P: b", "completion": "x", "reward": 1}]
         )
         tracker.log(step, {"eval/reward": float(step)})
+
+
+class FullDisk(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def offline_runs(folder: Path) -> list[Path]:
@@ -203,6 +211,23 @@ def test_a_service_that_never_answers_costs_the_timeout_once_and_the_runs_are_ke
 
 
 @pytest.mark.filterwarnings("default")
+def test_a_full_disk_under_the_log_of_wandb_prints_no_tracebacks(
+    tmp_path: Path, alone: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setattr(logging, "raiseExceptions", True)
+    full = logging.StreamHandler(FullDisk())
+    logging.getLogger("wandb").addHandler(full)
+    try:
+        mine = tracker(tmp_path, "offline")
+        mine.start({})
+        logging.getLogger("wandb").error("what W&B writes there")
+        mine.finish("finished")
+    finally:
+        logging.getLogger("wandb").removeHandler(full)
+    assert capfd.readouterr().err == ""
+
+
 def test_online_without_key_is_refused_and_disabled_does_nothing(tmp_path: Path, alone: None) -> None:
     pytest.importorskip("wandb")
     with pytest.raises(ConfigError, match="wandb login"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import netrc
 import os
 import sys
@@ -73,6 +74,7 @@ class WandbTracker(Tracker):
                 raise ConfigError(f"wandb mode={self.mode}, but no package: {why}; type `pip install wandb`") from error
             print(f"wandb: {why} (`pip install wandb`); metrics are in the run folder", flush=True)
             return
+        logging.raiseExceptions = False  # on a full disk W&B's log file would print 60 lines at every line of it
         service = os.environ.get("WANDB_BASE_URL") or wandb.Settings().base_url
         key = key_at_hand(service)
         if self.mode == "offline" or not key:  # W&B's own telemetry would go out all the same
