@@ -323,11 +323,14 @@ def test_a_failing_service_is_said_once_and_the_training_goes_on(
     fake.init = fail if dies == "init" else lambda **_: run
     fake.Settings = lambda **_: types.SimpleNamespace(base_url="http://x")
     fake.Table = lambda *_, **__: None
+    ended: list[str] = []
+    fake.teardown = lambda: ended.append("the dead service, so that the next job starts another")
     monkeypatch.setitem(sys.modules, "wandb", fake)
     mine = tracker(tmp_path, "auto")
     mine.start({})
     feed(mine, 0, 3)
     mine.finish("finished")
+    assert len(ended) == 1
     assert capsys.readouterr().out.count("service is gone; the training goes on") == 1
 
 

@@ -85,7 +85,7 @@ class WandbTracker(Tracker):
             try:
                 self._init(wandb, "online", config)
             except Exception as error:  # W&B raises many kinds; the service or the network said no
-                self._guard(wandb.teardown)  # else the id of the failed attempt stays in use
+                self._end_service()  # else the id of the failed attempt stays in use
                 if self.mode == "online":
                     raise ConfigError(f"wandb mode=online: {first_line(error)}; mode=auto goes offline") from error
                 SILENT.add(service)
@@ -94,6 +94,7 @@ class WandbTracker(Tracker):
                 )
                 print(f"wandb: offline, for {why} ({first_line(error)})", flush=True)
         if self._run is None and not self._guard(lambda: self._init(wandb, "offline", config)):
+            self._end_service()
             return  # a full disk, a killed service
         where = Path(self._run.dir).parent
         offline = f"offline run in {where}; to upload it: wandb sync {where}"
@@ -117,7 +118,8 @@ class WandbTracker(Tracker):
         if status == "finished" and (self.folder / CURVES).is_file():
             self._guarded(self._send_curves)
         self.summary({"status": status})
-        self._guarded(lambda run: run.finish(exit_code=0 if status in ENDED_WELL else 1))
+        if not self._guarded(lambda run: run.finish(exit_code=0 if status in ENDED_WELL else 1)):
+            self._end_service()
         self._run = None
 
     def _init(self, wandb: Any, mode: str, config: Mapping[str, Any]) -> None:
@@ -152,9 +154,18 @@ class WandbTracker(Tracker):
 
         run.log({"curves": wandb.Image(str(self.folder / CURVES))})  # at the last step
 
-    def _guarded(self, act: Callable[[Any], object]) -> None:
-        if self._run is not None:
-            self._guard(lambda: act(self._run))
+    def _guarded(self, act: Callable[[Any], object]) -> bool:
+        """Whether `act` raised no error, or there is no run to do it with."""
+        return self._run is None or self._guard(lambda: act(self._run))
+
+    def _end_service(self) -> None:
+        """Ends W&B's background process, so that the next run of this process starts another.
+
+        One that has died would fail every later run, and print a traceback when this process ends.
+        """
+        import wandb
+
+        self._guard(lambda: wandb.teardown())
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Any:
