@@ -77,6 +77,13 @@ def test_a_narrow_scale_of_norms_has_labels() -> None:
     assert sum(low <= at <= high for at in axes.yaxis.get_majorticklocs()) >= 3
 
 
+@pytest.mark.parametrize("first", [1.0, 0.0])
+def test_norms_are_on_a_log_scale_if_the_axis_says_so(first: float) -> None:
+    axes = Figure().add_subplot()
+    report._grad_norm(axes, [{"step": 1, "grad_norm": first}, {"step": 2, "grad_norm": 10.0}])
+    assert ("log" in axes.get_ylabel()) == (axes.get_yscale() == "log") == (first > 0)
+
+
 def test_samples_are_the_same_prompts_before_and_after() -> None:
     completions = completions_of(0, 5)
     del completions[4]  # prompt 0 has no completion at the end

@@ -158,10 +158,10 @@ def _grad_norm(axes: Any, rows: Rows) -> None:
     from matplotlib.ticker import LogLocator, MaxNLocator
 
     _curve(axes, rows, "grad_norm")
-    axes.set(title="Gradient norm before clipping", ylabel="L2 norm (log scale)")
+    axes.set(title="Gradient norm before clipping", ylabel="L2 norm")
     norms = column(rows, "grad_norm")[1]
     if np.all(norms > 0):
-        axes.set_yscale("log")
+        axes.set(yscale="log", ylabel="L2 norm (log scale)")
         narrow = norms.max() < 5 * norms.min()  # else a log axis might have one label, or none
         axes.yaxis.set_major_locator(MaxNLocator(5) if narrow else LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter("{x:g}")
