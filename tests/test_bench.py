@@ -294,6 +294,24 @@ def test_decoding_answers_with_the_tokens_up_to_each_end(decode: Any, tmp_path: 
 
 
 @pytest.mark.slow
+def test_transformers_is_not_timed_for_encoding_what_our_side_has_encoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers comes with the extra `bench`")
+    encode, start, events = transformers.PreTrainedTokenizerFast.__call__, theirs.Stopwatch.start, []
+    monkeypatch.setattr(
+        transformers.PreTrainedTokenizerFast, "__call__", lambda *a, **k: events.append("encode") or encode(*a, **k)
+    )
+    monkeypatch.setattr(theirs.Stopwatch, "start", lambda watch: events.append("start") or start(watch))
+    made(tmp_path / "model")
+    turns: Any = TwoTurns()
+    spec = {"config": composed(), "workload": str(tmp_path / "model"), "precision": "fp32", "new_tokens": 3}
+    with pytest.raises(SystemExit), warnings.catch_warnings():
+        theirs.decode(spec, turns)
+    assert events == ["encode", "start"] * 2
+
+
+@pytest.mark.slow
 def test_a_side_that_fails_says_why_in_one_line(tmp_path: Path) -> None:
     side = Side("nothing", "mine", tmp_path, config={"hardware": {"threads": 1}, "seed": 0})
     with pytest.raises(RookexpError, match=r"^mine: ended with status 1: KeyError: 'nothing'; all it said is in "):
