@@ -156,6 +156,14 @@ def test_a_full_disk_is_one_line(enter: Any, capfd: pytest.CaptureFixture[str]) 
     assert said.count("\n") == 1
 
 
+def test_a_run_on_a_read_only_disk_is_resumed_in_a_copy(enter: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        enter(error=OSError(errno.EROFS, "Read-only file system", "run/metrics.jsonl"))
+    said = capfd.readouterr().err
+    assert said.startswith("error: run/metrics.jsonl: Read-only file system; a run must be able to write: type hydra.")
+    assert said.endswith("or resume=A COPY of the run\n")  # hydra.run.dir=FOLDER is refused beside resume
+
+
 LATE = "from rookexp.config import door; door.enter(lambda config, folder: print('not written before the end'), 'uci')"
 
 

@@ -171,7 +171,8 @@ def of_system(error: BaseException, *, started: bool) -> str | None:
     if cause.errno in FULL:
         return f"{said}; free some space and type the same again, or resume=FOLDER where a run has begun"
     if cause.errno == errno.EROFS or not started:
-        return f"{said}; a run must be able to write: type hydra.run.dir=FOLDER, with -m hydra.sweep.dir=FOLDER"
+        where = "type hydra.run.dir=FOLDER, with -m hydra.sweep.dir=FOLDER, or resume=A COPY of the run"
+        return f"{said}; a run must be able to write: {where}"
     if isinstance(cause, PermissionError) and cause.filename:
         return f"{said}; it needs the right to be read, or written, by who types this"
     return None
