@@ -210,7 +210,6 @@ def test_a_service_that_never_answers_costs_the_timeout_once_and_the_runs_are_ke
     assert not holding(tmp_path, KEY)
 
 
-@pytest.mark.filterwarnings("default")
 def test_a_full_disk_under_the_log_of_wandb_prints_no_tracebacks(
     tmp_path: Path, alone: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -228,6 +227,7 @@ def test_a_full_disk_under_the_log_of_wandb_prints_no_tracebacks(
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.filterwarnings("default")
 def test_online_without_key_is_refused_and_disabled_does_nothing(tmp_path: Path, alone: None) -> None:
     pytest.importorskip("wandb")
     with pytest.raises(ConfigError, match="wandb login"):
