@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from rookexp.coefficients import Coefficient
 from rookexp.config import check
@@ -21,27 +21,17 @@ METHODS = {"task": ("select", "prompts"), "reward": ("score",)}  # methods that 
 KINDS = {"loss": PolicyLoss, "baseline": Baseline, "kl": Coefficient, "reference": Sync}  # whose members a run reads
 
 
-def build_group(config: Config, group: Literal["task", "reward"], **objects: Any) -> Any:
+def build_group(config: Config, group: str, **objects: Any) -> Any:
     """The object that the config node of `group` builds, which may be user code.
 
-    Raises: ConfigError if it lacks a method that the run calls.
+    Raises: ConfigError if it lacks a method that the run calls, or is not of the group's kind.
     """
-    made = make(config[group], group, **objects)
-    for method in METHODS[group]:
-        if not callable(getattr(made, method, None)):
-            raise check.refusal(group, config[group]["_target_"], f"it has no method {method}; see docs/own.md")
-    return made
-
-
-def build_kind(config: Config, group: Literal["loss", "baseline", "kl", "reference"]) -> Any:
-    """The object that the config node of `group` builds, which may be user code.
-
-    Raises: ConfigError if it is not of the group's kind.
-    """
-    made, kind = make(config[group]), KINDS[group]
+    made, kind = make(config[group], group, **objects), KINDS.get(group, object)
+    wrong = [f"it has no method {name}" for name in METHODS.get(group, ()) if not callable(getattr(made, name, None))]
     if not isinstance(made, kind):
-        wanted = f"it is no {kind.__module__}.{kind.__name__}; see docs/own.md"
-        raise check.refusal(group, config[group]["_target_"], wanted)
+        wrong.append(f"it is no {kind.__module__}.{kind.__name__}")
+    if wrong:
+        raise check.refusal(group, config[group]["_target_"], f"{wrong[0]}; see docs/own.md")
     return made
 
 

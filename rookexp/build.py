@@ -111,7 +111,7 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
     if start.checkpoint is not None:
         fitting.refuse_another_batch(hardware, grpo["prompts_per_step"], run_folder)
     tell_other_hardware(run_folder, config["hardware"].get("precision"), resolved_hardware(hardware))
-    reward, baseline = asking.build_group(config, "reward"), asking.build_kind(config, "baseline")
+    reward, baseline = asking.build_group(config, "reward"), asking.build_group(config, "baseline")
     tell_other_engines(run_folder, engines := asking.engines_of(reward))
     if baseline.by_stage and not asking.may_have_stages(reward):
         raise no_stages(baseline, reward)
@@ -122,12 +122,12 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
         "tokenizer": policy.tokenizer,
         "reward": reward,
         "baseline": baseline,
-        "coefficient": asking.build_kind(config, "kl"),
+        "coefficient": asking.build_group(config, "kl"),
         "sampling": shared_sampling(grpo),
         "divergence": kl.TYPES[grpo["kl_type"]],
-        "policy_loss": asking.build_kind(config, "loss"),
+        "policy_loss": asking.build_group(config, "loss"),
         "aggregation": aggregation.BY_NAME[grpo["aggregation"]],
-        "reference_sync": asking.build_kind(config, "reference"),
+        "reference_sync": asking.build_group(config, "reference"),
         "single_update": grpo["inner_epochs"] * grpo["minibatches"] == 1,
         "exact_sampler": hardware.precision == "fp32",
         "autocast": hardware.autocast,
