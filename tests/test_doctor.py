@@ -125,6 +125,7 @@ HEALTHY: dict[str, dict[str, Any]] = {
             detach=False,
         )
     },
+    "a high bar": {"baseline": baselines.MaxRL(min_mean=0.5)},
     "gspo": {"policy_loss": losses.Gspo(clip_low=3e-4, clip_high=4e-4)},
     "reinforce": {"policy_loss": losses.Reinforce()},
 }

@@ -134,7 +134,10 @@ def advantages(case: Rehearsal) -> str | Finding | Skipped:
 
 
 def baseline(case: Rehearsal) -> str | Finding | Skipped:
-    """Two groups, one with rewards of 0.1 to 0.2 and one with 0.8 to 0.9, are each compared within themselves."""
+    """Two groups, one with rewards of 0.1 to 0.2 and one with 0.8 to 0.9, are each compared within themselves.
+
+    A baseline may leave one of them out, as MaxRL does a group whose mean is low: its advantages are then all 0.
+    """
     if not case.own.baseline.needs_groups:
         return Skipped("the baseline does not compare the rows of a group")
     size = case.own.group_size
@@ -143,7 +146,9 @@ def baseline(case: Rehearsal) -> str | Finding | Skipped:
     kinds = (case.prompts[0].task,) * 2
     given = TokenRewards(rewards, mask, size, kinds, None, torch.zeros(len(rewards), dtype=torch.bool))
     found = copy.deepcopy(case.own.baseline).cpu().advantages(given).advantages[:, 0].split(size)
-    for group, own in zip(rewards[:, 0].split(size), found, strict=True):
+    for group, own, other in zip(rewards[:, 0].split(size), found, reversed(found), strict=True):
+        if not own.any() and other.any():
+            continue
         if own[-1] <= 0 or own[0] > 0 or own.argmax() != size - 1:
             paid, made = ([round(value, 3) for value in values.tolist()] for values in (group, own))
             return Finding(
