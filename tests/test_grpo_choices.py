@@ -450,7 +450,8 @@ WHOLE_ROWS = ("gspo", "luspo", "gmpo", "vespo")
 @pytest.mark.parametrize("name", ["gae", "reinforce_pp", "process"])
 @pytest.mark.parametrize("loss", WHOLE_ROWS)
 def test_a_ratio_of_whole_rows_needs_one_advantage_a_row(loss: str, name: str) -> None:
-    with pytest.raises(ConfigError, match=r"loss=\w+ with baseline=\w+: .* one advantage .*gspo_token or clip"):
+    advice = "choose loss=gspo_token or clip, or a baseline other than gae, process and reinforce_pp"
+    with pytest.raises(ConfigError, match=rf"loss=\w+ with baseline=\w+: .* one advantage .* {advice}"):
         grpo(policy(), policy_loss=LOSSES[loss], baseline=(EVERY_BASELINE | {"process": process})[name]())
 
 

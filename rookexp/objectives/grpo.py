@@ -116,7 +116,7 @@ class GRPO:
             raise ConfigError(
                 f"loss={type(self.policy_loss).__name__} with baseline={type(self.baseline).__name__}: the loss has "
                 "one ratio a completion and needs one advantage a completion, the baseline gives one a token; "
-                "choose loss=gspo_token or clip, or a baseline that compares completions"
+                "choose loss=gspo_token or clip, or a baseline other than gae, process and reinforce_pp"
             )
         keys = {"grpo": self.sampling, **{f"task.sampling.{kind}": each for kind, each in self.own_sampling.items()}}
         limit, key = min((each.max_new_tokens, f"{key}.max_new_tokens") for key, each in keys.items())
