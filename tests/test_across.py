@@ -75,6 +75,8 @@ SAID = {
     "grpo.max_resamples=3 grpo.dead_groups=resampled": "",
     "baseline=dr_grpo baseline.std_floor=0.1": "changes nothing with baseline.std=none: nothing is divided",
     "baseline.std_floor=0.1": "",
+    "baseline=gae baseline.value_clip=0.1": ONE.replace("ratio is 1", "value is the old one"),
+    "baseline=gae grpo=ppo baseline.value_clip=0.1": "",
 }
 
 

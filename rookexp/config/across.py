@@ -39,9 +39,17 @@ def idle(config: Config, typed: Sequence[str]) -> Iterator[tuple[str, str]]:
 def _one_update(flat: Flat) -> str | None:
     module, _, loss = str(flat.get("loss._target_")).rpartition(".")
     alike = module == "rookexp.losses" and loss != "Luspo"  # Luspo weights rows by their lengths
-    if not alike or (flat.get("grpo.inner_epochs"), flat.get("grpo.minibatches")) != (1, 1):
+    return _first_update(flat, "ratio is 1") if alike else None
+
+
+def _old_values(flat: Flat) -> str | None:
+    return _first_update(flat, "value is the old one")
+
+
+def _first_update(flat: Flat, every: str) -> str | None:
+    if (flat.get("grpo.inner_epochs"), flat.get("grpo.minibatches")) != (1, 1):
         return None
-    return "changes no gradient: each batch has one update, where every ratio is 1; grpo.minibatches=2 makes two"
+    return f"changes no gradient: each batch has one update, where every {every}; grpo.minibatches=2 makes two"
 
 
 def _unlike_its_paper(flat: Flat) -> str | None:
@@ -115,4 +123,5 @@ IDLE: dict[tuple[str, ...], Callable[[Flat], str | None]] = {
     ("optim.schedule.warmup_steps",): _late_rate,
     ("grpo.max_resamples",): _not_resampled,
     ("baseline.std_eps", "baseline.std_floor"): _undivided,
+    ("baseline.value_clip",): _old_values,
 }
