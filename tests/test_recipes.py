@@ -95,7 +95,7 @@ def test_several_groups_and_a_preset_over_them() -> None:
 
 
 def test_nothing_is_added_where_no_option_was_typed_or_several_are_swept() -> None:
-    for words in (["experiment=grpo"], ["baseline=rloo"], ["experiment=grpo", "kl.coef=0.1"], ["experiment=null"]):
+    for words in (["experiment=grpo"], ["baseline=rloo"], ["experiment=grpo", "kl.coef=0.1"], ["~experiment"]):
         assert door.arrange(words, "config") == words
     for words in (["-m", "experiment=grpo", "track=local,tensorboard"], ["-m", "experiment=grpo,dapo", "track=local"]):
         assert door.arrange(words, "config") == words
@@ -103,6 +103,11 @@ def test_nothing_is_added_where_no_option_was_typed_or_several_are_swept() -> No
         assert door.arrange([*words, "sweep=grid"], "config") == [*words, "sweep=grid"]
         with pytest.raises(ConfigError, match=rf"{words[2]}: beside a recipe .* add sweep=grid"):
             door.arrange(words, "config")
+
+
+def test_null_is_no_recipe() -> None:
+    for words in ("experiment=null", "+experiment=null", "sweep=null debug=null", "experiment=dapo experiment=null"):
+        assert composed(*words.split()) == composed(), words
 
 
 def test_flags_stay_in_front_and_a_second_arrangement_changes_nothing() -> None:
@@ -119,6 +124,7 @@ def test_a_misspelt_option_is_left_to_the_message_that_explains_it() -> None:
 OWN = {
     "mine.yaml": "defaults: [config, override experiment: dapo, _self_]\noptim: {lr: 0.5}\n",
     "swept.yaml": "defaults: [config, override sweep: own, _self_]\n",
+    "capped.yaml": "defaults: [config, override experiment: verl_default, _self_]\n",
     "sweep/own.yaml": "# @package _global_\ndefaults: [grid, override /experiment: dapo, override /kl: fixed]\n"
     "kl: {coef: 0.05}\noptim: {lr: 0.25}\n"
     "hydra: {sweeper: {params: {optim: 'choice(adamw, adamw_cosine)'}}}\n",
@@ -153,6 +159,15 @@ def test_a_recipe_that_a_file_chooses_gives_way_to_an_option(own: Path) -> None:
     assert own_composed(own, "mine", "loss=gspo", "loss.clip_low=0.1")["loss"]["clip_low"] == 0.1
     with pytest.raises(ConfigError, match="loss=gspo,clip: beside a recipe"):
         own_composed(own, "mine", "-m", "loss=gspo,clip")
+
+
+def test_a_recipe_that_a_file_chooses_can_be_left_out(own: Path) -> None:
+    bare = composed()
+    assert own_composed(own, "mine", "experiment=null") == bare | {"optim": bare["optim"] | {"lr": 0.5}}
+    assert own_composed(own, "capped", "experiment=null", "loss=gspo") == composed("loss=gspo")
+    points = [settled(own, "capped", "sweep=grid", f"experiment={point}", "loss=gspo") for point in ("null", "dapo")]
+    assert [point["grpo"]["dead_groups"] for point in points] == ["kept", "resampled"]
+    assert [point["loss"] for point in points] == [composed("loss=gspo")["loss"]] * 2
 
 
 def settled(folder: Path, name: str, *words: str) -> dict[str, Any]:

@@ -99,6 +99,13 @@ def test_the_recipe_of_the_log_has_its_twelve_points(sweep: Sweeps) -> None:
     assert points == [(lr, kl, h) for lr in (2e-6, 3e-6) for kl in (0, 0.0025, 0.005) for h in (0, 0.005)]
 
 
+def test_no_recipe_can_be_a_point_beside_recipes(sweep: Sweeps) -> None:
+    sweep("experiment=null,dapo")
+    assert sweep.column("params_experiment") == ["null", "dapo"]
+    configs = [yaml.safe_load((sweep.folder / str(job) / "config.yaml").read_text("utf-8")) for job in range(2)]
+    assert [config["loss"]["clip_high"] for config in configs] == [0.2, 0.28]
+
+
 def test_a_recipe_of_ones_own_gives_way_to_an_option_that_varies(sweep: Sweeps, tmp_path: Path) -> None:
     (tmp_path / "é" / "experiment").mkdir(parents=True)
     (tmp_path / "é" / "experiment" / "own.yaml").write_text(

@@ -29,7 +29,6 @@ from rookexp.errors import ConfigError, DataError, EngineError, Reconfigured, Ro
 from rookexp.run_folder import labels
 from rookexp.run_folder.run_info import is_secret
 
-PRESETS = ("experiment", "sweep", "debug")  # groups for which `+group=option` means the same as `group=option`
 SWEEPER, SWEEP_KEY = "hydra.sweeper.", "sweep."  # prefix of a sweeper's key in the config, and as typed
 SWEEPS = ("sweep=", "hydra/sweeper=")  # overrides that make -m one of our sweeps
 FULL_ERROR = "HYDRA_FULL_ERROR"  # Hydra's own variable: 1 shows tracebacks
@@ -216,7 +215,8 @@ def arrange(argv: list[str], config_name: str) -> list[str]:
     Raises: ConfigError for a flag that Hydra does not have, for a folder that is not there or cannot be resumed, for a
     typed secret, for a name or file that cannot be used, and for a sweep's recipe or key without a sweep.
     """
-    argv = [arg[1:] if arg.startswith(tuple(f"+{group}=" for group in PRESETS)) else arg for arg in argv]
+    argv = [arg[1:] if arg.startswith(tuple(f"+{group}=" for group in recipes.PRESETS)) else arg for arg in argv]
+    argv = recipes.without_null(argv)
     parser = get_args_parser()
     known, unknown = parser.parse_known_args(argv)
     for arg in unknown:
@@ -273,7 +273,7 @@ def sweeping(overrides: list[str], multirun: bool) -> list[str]:
     chosen = [text for text in overrides if text.startswith(SWEEPS)]
     about = [text for text in overrides if text.startswith((SWEEP_KEY, "sampler=", "pruner="))]
     for text in [*chosen, *about]:
-        if not multirun and text != "sweep=null":
+        if not multirun:
             raise ConfigError(f"{text}: about a sweep, which begins with the flag -m")
     for text in [*chosen, *about]:
         with suppress(HydraException):  # which Hydra will find again

@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from rookexp.config import recipes
 from rookexp.config.composing import configs, quoted
 from rookexp.errors import NotSaved, lacks_memory
 
@@ -105,7 +106,8 @@ def explain_override(text: str, config: DictConfig, loader: ConfigLoader) -> str
             return f"{text}: type +{text}" if not override.is_add() else f"{text}: there is an option already"
         if value in options:
             return f"{text}: {key} has a choice already; type {key}={value}"
-        return f"{text}: allowed: {', '.join(options)}{check.nearest(value, options, f'{key}=')}"
+        hint = "; one of several may be null with sweep=grid" if text in recipes.NULLS else ""
+        return f"{text}: allowed: {', '.join(options)}{hint or check.nearest(value, options, f'{key}=')}"
     if override.is_add():
         return f"{text}: there is a value already; type {text.lstrip('+')}"
     parent: Any = config

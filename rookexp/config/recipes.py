@@ -22,7 +22,15 @@ from rookexp.config import check
 from rookexp.config.composing import conf_dir
 
 RECIPES = ("experiment", "sweep")  # groups whose options set values of other groups
+PRESETS = (*RECIPES, "debug")  # groups without an option unless one is typed, so that a + before it means nothing
+DROPPED = {f"~{group}" for group in RECIPES}
+NULLS = {f"{group}=null" for group in PRESETS}
 NO_VALUES = {"experiment": "~experiment", "sweep": "sweep=grid"}  # without sweep=grid no sampler= or pruner= composes
+
+
+def without_null(overrides: Sequence[str]) -> list[str]:
+    """The overrides with `~GROUP` for each `GROUP=null` of `PRESETS`: Hydra 1.3 takes no null for a group's option."""
+    return [f"~{text.removesuffix('=null')}" if text in NULLS else text for text in overrides]
 
 
 def taken_out(overrides: Sequence[str], config_name: str, searchpath: Sequence[str] = ()) -> list[str]:
@@ -33,7 +41,8 @@ def taken_out(overrides: Sequence[str], config_name: str, searchpath: Sequence[s
     Raises: whatever Hydra raises for a recipe or an option that does not exist.
     """
     typed = dict(text.split("=", 1) for text in overrides if "=" in text)
-    given = [f"{group}={option}" for group in RECIPES if (option := typed.pop(group, "null")) != "null"]
+    given = [f"{group}={typed.pop(group)}" for group in RECIPES if group in typed]
+    given += [text for text in overrides if text in DROPPED]
     chosen = {key: value for key, value in typed.items() if not _several(value) and _is_group(key)}
     if not chosen or any(map(_several, given)) or not (given or _is_own(config_name)):
         return []
@@ -74,7 +83,7 @@ def _replaced(
 
 def typed(overrides: Sequence[str], config_name: str, searchpath: Sequence[str] = ()) -> list[str]:
     """The overrides without those that come from `taken_out`; `searchpath` as there."""
-    options = [text for text in overrides if "=" in text and _is_group(text.split("=")[0])]
+    options = [text for text in overrides if text in DROPPED or ("=" in text and _is_group(text.split("=")[0]))]
     added = taken_out(options, config_name, searchpath)
     return [text for text in overrides if text not in added]
 

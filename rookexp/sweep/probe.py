@@ -22,10 +22,11 @@ MOST = 20  # points tried for a value, and points tried in all while none is val
 def job_overrides(overrides: Sequence[str], config: DictConfig) -> list[str]:
     """The overrides that a job of the sweep composes, such that an option beside a recipe stands as in its file."""
     places = composing.searchpath(OmegaConf.select(config, "hydra.overrides.hydra") or ())
+    overrides = recipes.without_null(overrides)
     try:
         return [*recipes.taken_out(overrides, str(config.hydra.job.config_name), places), *overrides]
     except (HydraException, OmegaConfBaseException):
-        return [*overrides]  # composing them will raise and report the same
+        return overrides  # composing them will raise and report the same
 
 
 def refuse_wrong_values(space: Space, config: DictConfig, context: HydraContext, check: door.Check | None) -> None:
