@@ -127,8 +127,11 @@ def test_a_run_and_a_sweep_say_it_once_before_they_begin(
     assert said.index(f"note: loss.clip_low=0.1 {ONE}\n") < said.index("M parameters in fp32")
     once = f"note: loss.clip_low=0.1,0.3 {ONE}; points that differ in it alone are the same but for rounding\n"
     assert said_by(f"-m sweep=grid {line} loss.clip_low=0.1,0.3").startswith(once)
-    mixed = f"-m sweep=grid {line} sweep.study_name=b loss.clip_low=0.1,0.3 grpo.inner_epochs=1,2"
-    assert "the same but for rounding" not in said_by(mixed)
+    mixed = f"-m sweep=grid {line} sweep.study_name=b loss.clip_low=0.1,0.3 grpo.inner_epochs=1,2 pruner=median"
+    said = said_by(mixed)
+    assert "the same but for rounding" not in said
+    cannot = "note: the pruner can end nothing early: 4 points must finish before one is ended, and there are 4\n"
+    assert said.startswith(cannot)
 
 
 class Own:

@@ -9,16 +9,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import hydra
 import optuna
 import pytest
 import sweep_task
 import yaml
+from omegaconf import OmegaConf
 
 from rookexp import train
 from rookexp.comparison import points as comparison
 from rookexp.config import door
+from rookexp.config.composing import conf_dir, version_base
 from rookexp.errors import RunPruned
-from rookexp.sweep import job, liveness
+from rookexp.sweep import job, liveness, settings
+from rookexp.sweep.settings import Settings
 
 FAST = "debug=fast steps=3 kl=fixed"
 LR = "optim.lr=0.1,0.2,0.3"
@@ -645,6 +649,54 @@ def test_the_best_value_of_an_earlier_seed_speaks_for_no_later_one(tmp_path: Pat
         trial.note = note | spared
         watched(2 if "pruner" in spared else 3)
     assert len(ends) == 1, "each seed has its first steps, and a point that is computed to its end its value"
+
+
+def prunes(how: Settings, folder: Path, points: int, seeds: int, steps: int, every: int) -> bool:
+    """Whether the pruner ends one of some points, each worse than all before it."""
+    study = optuna.create_study(direction="maximize", pruner=how.make_pruner(), study_name="a")
+    for point in range(points):
+        running = study.ask()
+        for place in range(seeds):
+            note = {"place": place, "seeds": seeds, "seed": place, "trial_id": point, "objective": "x"}
+            trial = job.Trial(note | {"pruner": how.pruner, "prune_on": how.prune_on}, folder)
+            trial._open = study
+            worth = -point * (1 + place / 10)
+            ends: list[RunPruned] = []
+            watched = trial.watching(lambda _, worth=worth: {job.GREEDY: worth}, steps, ends.append)  # type: ignore[misc]
+            for step in sorted({*range(0, steps, every), steps}):
+                watched(step)
+            trial.finished([{"step": steps, "x": worth}])
+            if trial.pruned():
+                return True
+        study.tell(running, -point)
+    return False
+
+
+@pytest.mark.parametrize(
+    ("pruner", "sizes"),
+    [
+        ("median", [(5, 1, 12, 1), (4, 1, 12, 1), (5, 1, 10, 1), (5, 1, 11, 1), (5, 2, 10, 1), (5, 2, 9, 1)]),
+        ("median", [(5, 1, 15, 5), (5, 1, 15, 8), (5, 1, 17, 8), (5, 1, 12, 20), (5, 2, 12, 20)]),
+        ("hyperband", [(9, 1, 45, 1), (9, 1, 6, 1), (9, 1, 5, 1), (9, 1, 9, 9)]),
+        ("hyperband", [(9, 2, 5, 1), (9, 2, 3, 1), (9, 2, 2, 1)]),
+        ("wilcoxon", [(2, 8, 1, 1), (2, 5, 1, 1), (2, 4, 1, 1), (2, 1, 1, 1)]),
+        ("median sweep.prune_on=seed", [(5, 12, 1, 1), (5, 11, 1, 1), (5, 1, 20, 1)]),
+        ("median sweep.prune_on=seed sweep.pruner.n_warmup_steps=0", [(5, 2, 1, 1), (5, 1, 1, 1)]),
+        ("wilcoxon sweep.pruner.p_threshold=0.125", [(2, 5, 1, 1), (2, 4, 1, 1)]),
+        ("wilcoxon sweep.pruner.p_threshold=0.3", [(2, 4, 1, 1), (2, 3, 1, 1)]),
+    ],
+)  # fmt: skip
+def test_a_pruner_that_can_end_nothing_says_so_and_no_other_does(
+    pruner: str, sizes: list[tuple[int, int, int, int]], tmp_path: Path
+) -> None:
+    words = f"sweep=grid pruner={pruner}".replace("sweep.", "hydra.sweeper.").split()
+    with hydra.initialize_config_dir(str(conf_dir()), **version_base()):
+        node = hydra.compose("config", words, return_hydra_config=True).hydra.sweeper
+    node.study_name = "a"
+    how = settings.settings(OmegaConf.to_container(node))
+    for points, seeds, steps, every in sizes:
+        why = how.never_prunes(points, seeds, [(steps, every)])
+        assert (why is None) == prunes(how, tmp_path, points, seeds, steps, every), (points, seeds, steps, every, why)
 
 
 def test_wilcoxon_gives_a_point_up_after_some_seeds(sweep: Sweeps) -> None:

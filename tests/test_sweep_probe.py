@@ -42,7 +42,7 @@ def tried(texts: list[str], wrong: Any) -> list[dict[str, str]]:
     loader = Loader()
     config: Any = OmegaConf.create({"hydra": {"job": {"config_name": "config"}}})
     context: Any = SimpleNamespace(config_loader=loader)
-    probe.refuse_wrong_values(space.parse(texts, None), config, context, check)
+    probe.valid_jobs(space.parse(texts, None), config, context, check)
     return loader.tried
 
 

@@ -29,8 +29,10 @@ def job_overrides(overrides: Sequence[str], config: DictConfig) -> list[str]:
         return overrides  # composing them will raise and report the same
 
 
-def refuse_wrong_values(space: Space, config: DictConfig, context: HydraContext, check: door.Check | None) -> None:
-    """Refuses a space with a value that makes no point a valid configuration, such as a misspelt one.
+def valid_jobs(
+    space: Space, config: DictConfig, context: HydraContext, check: door.Check | None
+) -> list[dict[str, Any]]:
+    """The configurations of points that together have each value; refuses a value with which none is valid.
 
     Points may still fail, where values do not go together. Of an interval its ends are tried. `check` raises for a
     configuration that the task would refuse. A parameter that has no effect in any point tried is printed.
@@ -39,7 +41,7 @@ def refuse_wrong_values(space: Space, config: DictConfig, context: HydraContext,
     """
 
     varied = [f"{param.key}={param.declared}" for param in space.params]
-    idle: list[dict[str, str]] = []
+    jobs: list[dict[str, Any]] = []
 
     def error_of(point: Point) -> Exception | None:
         try:
@@ -47,7 +49,7 @@ def refuse_wrong_values(space: Space, config: DictConfig, context: HydraContext,
             if check is not None:
                 job = resolved(composed)
                 check(job)
-                idle.append(dict(across.idle(job, varied)))
+                jobs.append(job)
         except (HydraException, OmegaConfBaseException, ConfigError) as error:
             return error
         return None
@@ -69,9 +71,11 @@ def refuse_wrong_values(space: Space, config: DictConfig, context: HydraContext,
     if left:
         key, value = next(iter(left))
         raise (error_of({**good, key: value}) if good else None) or errors[key, value]
+    idle = [dict(across.idle(job, varied)) for job in jobs]
     for text, why in idle[0].items() if idle else ():
         if all(text in each for each in idle):
             print(f"note: {text} {why}; points that differ in it alone are the same but for rounding", flush=True)
+    return jobs
 
 
 def candidates(

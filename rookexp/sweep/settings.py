@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -88,6 +89,30 @@ class Settings:
     def prunes(self) -> bool:
         """Whether runs may be ended early."""
         return not str(self.pruner.get("_target_", "")).endswith(".NopPruner")
+
+    def never_prunes(self, points: float, seeds: int, lengths: Collection[tuple[int, int]]) -> str | None:
+        """Why the pruner can end nothing early, as far as the keys that Optuna's have say; None where it can.
+
+        `points`: how many there will be; `seeds`: of each; `lengths`: steps and eval.every of some of their runs.
+        """
+        own = {key: value for key, value in self.pruner.items() if isinstance(value, int | float)}
+        startup = own.get("n_startup_trials", 0)
+        if points <= startup:
+            return f"{startup} points must finish before one is ended, and there are {points}"
+        if self.prune_on == "seed":
+            needed = max(1, own.get("n_warmup_steps", 0) + 1, own.get("n_startup_steps", 0))
+            if 0 < (p := own.get("p_threshold", 1)) < 1:
+                needed = max(needed, math.floor(-math.log2(p)) + 1)  # n signed ranks have a p-value of 0.5^n or more
+            return f"it needs {needed} seeds and one more to save, and a point has {seeds}" if seeds <= needed else None
+        # The last evaluation that leaves something to save, as a step of its seed and as one of the whole point.
+        inside = [(steps - 1) // every * every for steps, every in lengths]
+        of_seed = max(inside) if seeds == 1 else max(steps for steps, _ in lengths)
+        of_point = max((seeds - 1) * steps + last for (steps, _), last in zip(lengths, inside, strict=True))
+        for key, last in (("n_warmup_steps", of_seed), ("min_resource", of_point)):
+            if last < (first := max(1, own.get(key, 0))):
+                lower = f"{PREFIX}.pruner.{key}" if first > 1 else "eval.every"
+                return f"it looks from step {first} on, but the last evaluation in time is at {last}; lower {lower}"
+        return None
 
     def seeds_of(self, typed: int | None) -> list[int]:
         """The seeds of every point; `typed`: the command line's own `seed=`, None where there is none.

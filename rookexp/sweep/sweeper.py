@@ -85,15 +85,20 @@ def planned(arguments: Sequence[str], config: DictConfig, context: HydraContext,
     found = space.Space(found.params, tuple(text for text in typed if resume.key_of(text) != runs.SEED))
     own.make_sampler(0)
     own.make_pruner()
-    probe.refuse_wrong_values(found, config, context, refuse)
+    jobs = probe.valid_jobs(found, config, context, refuse)
     base = context.config_loader.load_sweep_config(config, probe.job_overrides(found.fixed, config))
     seed = seed_of(typed)
     if seed is None and own.seeds == 1:
         seed = base[runs.SEED]  # a user's own config file may set it
+    seeds = own.seeds_of(seed)
+    lengths = [(job["steps"], job["eval"]["every"]) for job in jobs]
+    points = min(own.n_trials or math.inf, found.size)
+    if own.prunes and lengths and (spared := own.never_prunes(points, len(seeds), lengths)):
+        print(f"note: the pruner can end nothing early: {door.as_typed(spared)}", flush=True)
     return Plan(
         settings=own,
         space=found,
-        seeds=own.seeds_of(seed),
+        seeds=seeds,
         folder=Path(str(config.hydra.sweep.dir)).absolute(),
         config=redacted({str(k): v for k, v in OmegaConf.to_container(base).items() if k != "hydra"}),  # type: ignore[union-attr]
         url=OmegaConf.to_container(config.hydra.sweeper, resolve=False)["storage"],  # type: ignore[call-overload, index]
