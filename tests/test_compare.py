@@ -15,7 +15,7 @@ import pytest
 from made_runs import PROMPTS, make, sweep
 
 from rookexp import compare
-from rookexp.comparison import page, points, wording
+from rookexp.comparison import measures, page, points, wording
 from rookexp.errors import ConfigError, DataError
 from rookexp.statistics import Difference
 from rookexp.sweep import summary
@@ -126,6 +126,24 @@ def test_other_prompts_and_other_rewards_are_not_compared(tmp_path: Path) -> Non
     assert isinstance(found.beside["d"]["gain"], Difference)
     assert any("not on one scale" in note for note in found.notes)
     assert "comparable with the baseline: a (" in words(tmp_path)  # what is on another scale is no candidate
+
+
+def test_rewards_that_other_engines_judged_are_not_compared(tmp_path: Path) -> None:
+    """As after an upgrade of Stockfish, also where a run was resumed after it; its entropy has no judge."""
+    starts = {"a": ["16"], "b": ["16"], "c": ["17"], "d": ["17", "16"], "e": []}
+    for i, (name, engines) in enumerate(starts.items()):
+        make(tmp_path / name, **{"optim.lr": 1 + i, "reward.engine": {"path": f"/bin/{name}", "processes": i}})
+        earlier, now = engines[:-1], engines[-1:]
+        note = {"engines": now, "earlier_starts": [{"engines": [each]} for each in earlier]}
+        if name != "e":  # it has no run.json
+            (tmp_path / name / "run.json").write_text(json.dumps(note), encoding="utf-8")
+    found = points.compare([tmp_path])
+    said = {name: isinstance(beside["gain"], str) and beside["gain"] for name, beside in found.beside.items()}
+    assert said == {"b": False, "c": measures.OTHER_ENGINES, "d": measures.OTHER_ENGINES, "e": False}
+    assert isinstance(found.beside["c"]["entropy"], Difference)
+    note = "not all runs are judged by the same engines; rewards are compared only where they are"
+    assert note in found.notes
+    assert points.compare([tmp_path / name for name in "abe"]).notes == (), "their place and number score nothing"
 
 
 def test_runs_that_did_not_finish_are_counted_and_not_averaged(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from rookexp import track
 from rookexp.run_folder import runs
+from rookexp.run_folder.run_info import read_info
 from rookexp.run_folder.runs import Run
 from rookexp.statistics import Interval
 
@@ -22,6 +23,8 @@ SCORED = (
     "task.sampling.P.max_new_tokens",
     "task.sampling.A.max_new_tokens",
 )
+# Ends of keys below these that change no value: which engine judged is noted by its content, not its place.
+UNSCORED = tuple(f".engine.{name}" for name in ("path", "processes", "timeout_s", "retries", "cache"))
 SAMPLED = ("grpo.temperature", "grpo.top_k", "grpo.top_p", "grpo.overlong_buffer", "task.sampling")
 # Name -> what it is, which way is better (None: neither), and the keys of the config that define it: values under other
 # settings of these do not measure the same thing.
@@ -62,14 +65,16 @@ ANSWER = {"step", "prompt", "completion"}  # what a line of completions.jsonl ha
 NOT_KNOWN = "the prompts of the evaluation are not known"
 OTHER_PROMPTS = "the evaluation asks other prompts"
 OTHER_ANSWERS = "the same prompts are judged by other right answers, as of other positions or task.legality"
+OTHER_ENGINES = "other engines judge the answers (engines in run.json)"
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a run's last evaluation asked."""
+    """What a run's last evaluation asked, and who judged it."""
 
     prompts: tuple[str, ...]  # sorted
     answers: str | None  # a digest of the right answers; None in runs that did not note it
+    engines: tuple[str, ...] = ()  # that judged in any of the run's starts, sorted; () without any, or not noted
 
 
 def unlike(
@@ -81,7 +86,7 @@ def unlike(
     if figure == "slope" and ours.get("eval.every") == theirs.get("eval.every") == 1:  # of greedy answers
         defining = SCORED
     for key in sorted((ours.keys() | theirs.keys()) - runs.seed_following_keys([ours, theirs])):
-        if ours.get(key) != theirs.get(key) and runs.within(key, defining):
+        if ours.get(key) != theirs.get(key) and runs.within(key, defining) and not key.endswith(UNSCORED):
             return f"not the same measure: {key} differs"
     return asked_apart(our_asked, their_asked) if figure in ON_PROMPTS else None
 
@@ -100,18 +105,28 @@ def asked_apart(ours: Mapping[int, Asked], theirs: Mapping[int, Asked]) -> str |
     pairs = [(ours[seed], theirs[seed]) for seed in common] or list(itertools.product(ours.values(), theirs.values()))
     if any(one.prompts != other.prompts for one, other in pairs):
         return OTHER_PROMPTS
-    return OTHER_ANSWERS if any(len({one.answers, other.answers} - {None}) > 1 for one, other in pairs) else None
+    if any(len({one.answers, other.answers} - {None}) > 1 for one, other in pairs):
+        return OTHER_ANSWERS
+    return OTHER_ENGINES if any(len({one.engines, other.engines} - {()}) > 1 for one, other in pairs) else None
 
 
 def asked(group: Sequence[Run]) -> dict[int, Asked]:
     """Seed -> what that run of a point was asked; without runs of which it is not known."""
     found = {
         run.seed or 0: Asked(
-            tuple(sorted(str(row["prompt"]) for row in last_answers(run.folder))), run.summary.get(track.ANSWERS)
+            tuple(sorted(str(row["prompt"]) for row in last_answers(run.folder))),
+            run.summary.get(track.ANSWERS),
+            _engines(run.folder),
         )
         for run in group
     }
     return {seed: one for seed, one in found.items() if one.prompts}
+
+
+def _engines(folder: Path) -> tuple[str, ...]:
+    info = read_info(folder)
+    starts = (info, *info.get("earlier_starts", ()))
+    return tuple(sorted({each for start in starts for each in start.get("engines", ())}))
 
 
 def last_answers(folder: Path) -> list[dict[str, Any]]:

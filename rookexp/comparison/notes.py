@@ -38,7 +38,10 @@ def of(points: Sequence[Point], varying: Mapping[str, tuple[Any, ...]]) -> list[
     apart = {measures.asked_apart(one.asked, other.asked) for one, other in itertools.pairwise(points)}
     if {measures.OTHER_PROMPTS, measures.OTHER_ANSWERS} & apart or len({bool(point.asked) for point in points}) > 1:
         notes.append("not all evaluations ask the same; rewards are compared only where they do")
-    if key := next((key for key in varying if key.split(".")[0] == "reward"), None):
+    if len({one.engines for point in points for one in point.asked.values()} - {()}) > 1:
+        notes.append("not all runs are judged by the same engines; rewards are compared only where they are")
+    scored = (key for key in varying if key.split(".")[0] == "reward" and not key.endswith(measures.UNSCORED))
+    if key := next(scored, None):
         notes.append(f"{key} differs: rewards under it are not on one scale and are not compared")
     if any(key.split(".")[0] == "hardware" for key in varying):
         notes.append("the hardware settings differ, and with them the times; where the precision does, results do, too")

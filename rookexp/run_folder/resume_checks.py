@@ -17,7 +17,6 @@ from rookexp.run_folder.run_info import CONFIG, INFO, TRIAL, read_info, redacted
 ASKED = (runs.SEED, "task", "eval.positions", "corpus", "validation_documents")
 # The evaluation does not depend on these, except for the sampling keys in `measures.SCORED`.
 UNSEEN = ("task.sampling", "task.total_steps", "task.steps", "task.phases")
-ENGINES = tuple(f".engine.{name}" for name in ("path", "processes", "timeout_s", "retries", "cache"))  # change no value
 CONTROLLED = ("AdaptiveKL", "ProportionalKL", "PpoRuleKL")  # coefficients that a controller moves by the measured KL
 ASSETS = "/rookexp/assets/"  # wherever the package lies
 DATA = {"positions", "data", "corpus"}  # parts of keys that name files or folders of rows
@@ -132,7 +131,7 @@ def _trains(key: str, before: Mapping[str, Any]) -> bool:
 def _measures(key: str, before: Mapping[str, Any]) -> bool:
     """Whether a key determines the evaluation's prompts or how their answers are scored."""
     if runs.within(key, measures.SCORED):
-        return not key.endswith(ENGINES)
+        return not key.endswith(measures.UNSCORED)
     task, _, last = key.rpartition(".")
     if last == "prompts" and (before.get(f"{task}.order") != "fixed" or before.get("hardware.grow") == "batch"):
         return False  # prompts of a step, where the evaluation asks all; or a number that the run has found
