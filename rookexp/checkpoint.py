@@ -232,7 +232,8 @@ def _read_about(folder: Path) -> dict[str, Any]:
             raise DataError(f"{path}: checkpoint format {about['format']}; this version reads {FORMAT}")
         _ = about["files"], about["optimizer"]["kind"], about["optimizer"]["scalars"]  # the keys that are read later
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: missing or damaged ({error}); {_way_out(folder)}") from error
+        why = getattr(error, "strerror", None) or error
+        raise DataError(f"{path}: missing or damaged ({why}); {_way_out(folder)}") from error
     return about
 
 
@@ -240,8 +241,10 @@ def _check(folder: Path, name: str, stamp: Mapping[str, int]) -> None:
     path = folder / name
     found = _stamp(path) if path.is_file() else None
     if found != dict(stamp):
-        state = "missing" if found is None else f"damaged ({found['bytes']} bytes, {stamp['bytes']} were written)"
-        raise DataError(f"{path}: {state}; {_way_out(folder)}")
+        why = "its CRC-32 is not that of what was written"
+        if found is not None and found["bytes"] != stamp["bytes"]:
+            why = f"{found['bytes']} bytes, {stamp['bytes']} were written"
+        raise DataError(f"{path}: {'missing' if found is None else f'damaged ({why})'}; {_way_out(folder)}")
 
 
 def _way_out(folder: Path) -> str:
