@@ -271,7 +271,7 @@ def tracked(training: Training, config: Mapping[str, Any], folder: Path, door_na
     first step: a failure before that leaves the folder as it was.
     """
     config = hub.pinned(config)
-    command = "the same again"  # the command that continues the run
+    command = ""  # the command that continues the run, once it has begun; before that, the same again does
 
     def note() -> None:
         nonlocal command
@@ -314,7 +314,7 @@ def at_first_step(trainer: Trainer, act: Callable[[], None]) -> None:
 
 def hint(status: str, signal: str, folder: Path, command: str) -> None:
     """Prints how to continue a run that did not end well; `signal` says which signal ended it, and when, or is ""."""
-    if status not in ("finished", "pruned") and checkpoint.latest(folder) is not None:
+    if command and status not in ("finished", "pruned") and checkpoint.latest(folder) is not None:
         cause = f" by {signal}" if signal else ""
         print(f"{status}{cause}; to go on type: {command}", file=sys.stderr)
     elif status == "diverged":

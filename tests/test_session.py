@@ -241,7 +241,7 @@ def test_what_fails_before_a_step_leaves_a_finished_run_as_it_was(
         broken.setattr(Trainer, "update", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             shell("resume=run steps=2 optim.lr=0.05")
-    assert "failed; to go on type: the same again\n" in capfd.readouterr().err
+    assert "to go on type" not in capfd.readouterr().err, "the same again would fail again, as on a read-only disk"
     assert all(path.read_bytes() == text for path, text in before.items())
     assert shell("resume=run steps=2") == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
