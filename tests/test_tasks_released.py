@@ -286,6 +286,19 @@ def test_a_parquet_file_that_is_none_and_a_missing_library_are_named(
         shards.find(str(tmp_path), None, "*.parquet", "text")
 
 
+def test_a_parquet_row_that_is_not_utf8_is_a_malformed_row(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    texts = [*(text.encode() for text in TEXTS), b"P: \xff"]
+    wrong = pyarrow.array(texts, pyarrow.binary()).view(pyarrow.string())  # as a careless writer stores it
+    parquet.write_table(pyarrow.table({"text": wrong}), tmp_path / "train.parquet")
+    task = task_of(tmp_path)
+    said = f"{tmp_path}: malformed: train.parquet, row {len(texts)}: not UTF-8 (invalid start byte at byte 4)"
+    assert said in task.notes()
+    assert {prompt.text for prompt in task.prompts()} == {prompt.text for prompt in task_of(HERE).prompts()}
+
+
 def test_of_the_hub_only_the_files_that_match_are_asked_at_the_revision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,7 +77,7 @@ class Lines:
         try:
             text = line.decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            return NoText(f"not UTF-8 ({error.reason} at byte {error.start + 1})")
+            return _not_utf8(error)
         if self.path.suffix != ".jsonl":
             return text.rstrip("\r\n")
         try:
@@ -124,6 +124,9 @@ class Parquet:
                     loaded, column = group, self.file.read_row_group(group, columns=[self.column]).column(0)
                 assert column is not None
                 text = column[row - self.starts[group]].as_py()
+            except UnicodeDecodeError as error:  # of this row alone; the file's other rows are read
+                texts.append(_not_utf8(error))
+                continue
             except (OSError, ValueError) as error:
                 raise DataError(f"{self.path}, row {row + 1}: {_damaged(error)}") from error
             texts.append(_text_of(text, self.column))
@@ -136,6 +139,10 @@ class Parquet:
 
 def _text_of(value: Any, column: str) -> str | NoText:
     return value if isinstance(value, str) else NoText(f"no text under {column!r}")
+
+
+def _not_utf8(error: UnicodeDecodeError) -> NoText:
+    return NoText(f"not UTF-8 ({error.reason} at byte {error.start + 1})")
 
 
 def _no_column(column: str, names: Sequence[str]) -> str:
