@@ -26,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from rookexp import __version__
-from rookexp.errors import DataError, NotSaved
+from rookexp.errors import DataError, NotSaved, why
 from rookexp.models import weights
 from rookexp.models.gpt2 import GPT2
 
@@ -115,7 +115,8 @@ def _write(
         shutil.rmtree(unfinished, ignore_errors=True)
         left = latest(run_folder)
         usable = f"{left} is untouched and usable" if left else "there is no earlier one"
-        raise NotSaved(f"{final}: checkpoint not written ({error}); {usable}. Free some space and resume") from error
+        said = f"{final}: checkpoint not written ({why(error)}); {usable}. Free some space and resume"
+        raise NotSaved(said) from error
     _clear_partials(root)
     for old in checkpoints(run_folder)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
@@ -232,8 +233,7 @@ def _read_about(folder: Path) -> dict[str, Any]:
             raise DataError(f"{path}: checkpoint format {about['format']}; this version reads {FORMAT}")
         _ = about["files"], about["optimizer"]["kind"], about["optimizer"]["scalars"]  # the keys that are read later
     except (OSError, ValueError, KeyError, TypeError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise DataError(f"{path}: missing or damaged ({why}); {_way_out(folder)}") from error
+        raise DataError(f"{path}: missing or damaged ({why(error)}); {_way_out(folder)}") from error
     return about
 
 
@@ -241,10 +241,12 @@ def _check(folder: Path, name: str, stamp: Mapping[str, int]) -> None:
     path = folder / name
     found = _stamp(path) if path.is_file() else None
     if found != dict(stamp):
-        why = "its CRC-32 is not that of what was written"
-        if found is not None and found["bytes"] != stamp["bytes"]:
-            why = f"{found['bytes']} bytes, {stamp['bytes']} were written"
-        raise DataError(f"{path}: {'missing' if found is None else f'damaged ({why})'}; {_way_out(folder)}")
+        state = "damaged (its CRC-32 is not that of what was written)"
+        if found is None:
+            state = "missing"
+        elif found["bytes"] != stamp["bytes"]:
+            state = f"damaged ({found['bytes']} bytes, {stamp['bytes']} were written)"
+        raise DataError(f"{path}: {state}; {_way_out(folder)}")
 
 
 def _way_out(folder: Path) -> str:
@@ -258,7 +260,7 @@ def _load(path: Path) -> dict[str, Tensor]:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no mapping
     except (OSError, SafetensorError) as error:
-        raise DataError(f"{path}: cannot be read ({error})") from error
+        raise DataError(f"{path}: cannot be read ({why(error)})") from error
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -72,6 +72,11 @@ def lacks_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(w in said for w in NO_MEMORY))
 
 
+def why(error: BaseException) -> str:
+    """What an error says; of a system's error only the words, as the message around them names the file."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 def reason_of(error: BaseException) -> str:
     """An error as a one-line reason: its message, after the error's class unless it is a RookexpError."""
     text = " ".join(str(error).split())

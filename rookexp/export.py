@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import MinLen
 
 from rookexp.config import door
-from rookexp.errors import ConfigError, DataError
+from rookexp.errors import ConfigError, DataError, why
 
 README = "README.md"
 
@@ -79,7 +79,8 @@ def export(config: dict[str, Any], run_folder: Path) -> None:
             (fresh / README).write_text(card, encoding="utf-8")
             weights.save_model(policy.model, fresh, dtype=asked.dtype, tokenizer_file=fresh / "tokenizer.json")
     except OSError as error:
-        raise DataError(f"out={asked.out}: cannot be written ({error}); name a folder where you may write") from error
+        remedy = "name a folder where you may write"
+        raise DataError(f"out={asked.out}: cannot be written ({why(error)}); {remedy}") from error
     print(f"model: {out} ({weights.parameter_count(policy.model)} parameters, {asked.dtype}); card: {out / README}")
     if asked.push is not None:
         address = weights.push(out, asked.push, names=file_names(), private=asked.private, overwrite=asked.overwrite)

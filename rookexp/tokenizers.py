@@ -11,7 +11,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from rookexp.errors import DataError
+from rookexp.errors import DataError, why
 from rookexp.files import write_atomic
 
 CONFIG = "tokenizer_config.json"
@@ -68,7 +68,7 @@ class Tokenizer:
             raise
         except Exception as error:  # the library raises nothing more precise
             raise DataError(
-                f"{folder}: tokenizer files cannot be read ({error}); copy them again from the model's repository"
+                f"{folder}: tokenizer files cannot be read ({why(error)}); copy them again from the model's repository"
             ) from error
         raise DataError(
             f"{folder}: no tokenizer.json, and not both vocab.json and merges.txt; "

@@ -21,6 +21,7 @@ from annotated_types import Ge, Le, MinLen
 
 from rookexp import chess_text
 from rookexp.config import check
+from rookexp.errors import why
 from rookexp.files import replacing
 
 if TYPE_CHECKING:
@@ -288,7 +289,7 @@ class Engine:
         try:
             put(Path(self.settings.pgn).expanduser(), self.kept, text)
         except OSError as error:
-            self.tell(f"pgn={self.settings.pgn}: the game cannot be written ({error})")
+            self.tell(f"pgn={self.settings.pgn}: the game cannot be written ({why(error)})")
         else:
             self.kept = text
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rookexp import chess_text
-from rookexp.errors import DataError
+from rookexp.errors import DataError, why
 from rookexp.tasks import shards
 from rookexp.tasks.environment import Unobservable, document_of, question_of
 from rookexp.tasks.released import single_document
@@ -53,7 +53,7 @@ def _listed(file: Path) -> Sequence[Any]:
     try:
         rows = json.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{file}: no documents can be read ({error}); mend the file") from error
+        raise DataError(f"{file}: no documents can be read ({why(error)}); mend the file") from error
     if not isinstance(rows, list):
         raise DataError(f"{file}: no documents can be read (not a list); mend the file")
     return rows

@@ -27,7 +27,7 @@ from rookexp.chess_text import (
     prompt_of,
     transition,
 )
-from rookexp.errors import DataError
+from rookexp.errors import DataError, why
 from rookexp.tasks.passes import Passes
 from rookexp.tasks.positions import random_game
 from rookexp.types import Prompt, Tokenizer
@@ -172,7 +172,7 @@ def load_questions(path: Path, legality: Legality) -> tuple[list[EnvironmentProm
         if not isinstance(rows, list):
             raise TypeError("no list")
     except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise DataError(f"{path}: A prompts cannot be read ({error})") from error
+        raise DataError(f"{path}: A prompts cannot be read ({why(error)})") from error
     questions, left_out = [], Counter[str]()
     for number, row in enumerate(rows, start=1):
         try:

@@ -26,7 +26,7 @@ from rookexp.chess_text import (
     parse_p,
     pawns_to_cp,
 )
-from rookexp.errors import DataError
+from rookexp.errors import DataError, why
 from rookexp.tasks.passes import Passes
 from rookexp.types import Prompt, Tokenizer
 
@@ -191,7 +191,7 @@ def load_annotations(path: Path) -> tuple[Annotation, ...]:
     try:
         text = path.read_text(encoding="utf-8-sig").rstrip()
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: annotated positions cannot be read ({error})") from error
+        raise DataError(f"{path}: annotated positions cannot be read ({why(error)})") from error
     if not text:
         raise DataError(f"{path}: no annotated positions in it; {wanted}")
     rows = []
