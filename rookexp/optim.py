@@ -55,7 +55,7 @@ class AdamW:
         ]
         groups += [{"params": list(head.parameters()), "weight_decay": 0.0, "lr": lr} for head, lr in heads.items()]
         fused = all(p.device.type in ("cuda", "cpu") for p in parameters)
-        betas = (self.betas[0], self.betas[1])
+        betas = (float(self.betas[0]), float(self.betas[1]))  # torch refuses a whole number
         return uncompiled(torch.optim.AdamW)(groups, lr=self.lr, betas=betas, eps=self.eps, fused=fused)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -28,6 +29,11 @@ def test_matrices_and_embeddings_decay_and_nothing_else() -> None:
     assert [group["weight_decay"] for group in (matrices, vectors)] == [0.5, 0.0]
     for group in (matrices, vectors):
         assert (group["lr"], group["betas"], group["eps"]) == (0.01, (0.8, 0.9), 1e-6)
+
+
+def test_a_beta_may_be_written_as_a_whole_number() -> None:
+    groups = replace(SETTINGS, betas=[0.9, 0]).optimizer(policy(), {}).param_groups
+    assert [group["betas"] for group in groups] == [(0.9, 0.0)] * 2
 
 
 def test_a_frozen_parameter_is_not_trained() -> None:
