@@ -37,8 +37,8 @@ SYMPTOMS = {
     "dead_groups": Symptom(
         "frac_reward_zero_std",
         "of the groups have equal rewards throughout",
-        "with a baseline that compares they teach nothing, the prompts are too easy or too hard for this policy: "
-        "try grpo.dead_groups=resampled there",
+        "they teach nothing, as the prompts are too easy or too hard for this policy: try grpo.dead_groups=resampled, "
+        "or a larger grpo.group_size",
     ),
     "clip_frac": Symptom(
         "clip_frac/any",

@@ -69,7 +69,12 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 CASES = {
-    "dead_groups": ("frac_reward_zero_std", 0.5, 0.625, "62.5 % of the groups .*limit 50 %.*grpo.dead_groups"),
+    "dead_groups": (
+        "frac_reward_zero_std",
+        0.5,
+        0.625,
+        "62.5 % of the groups .*limit 50 %.*grpo.dead_groups=resampled, or a larger",
+    ),
     "truncated": ("completions/truncated_frac", 0.1, 0.25, "25 % of the completions .*limit 10 %.*max_new_tokens"),
     "identical": ("completions/identical_frac", 0.8, 0.9, "90 % of the completions .*limit 80 %.*grpo.temperature"),
     "kl_gradient": ("grad_share/kl", 0.9, 0.95, "95 % of the gradient .*divergence .limit 90 %.*kl.coef"),
