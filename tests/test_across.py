@@ -25,6 +25,7 @@ DIVIDED = (
 )
 LATE = "changes no gradient: the KL coefficient stays 0 for kl.warmup=20 steps, and the run has "
 FIXED = "changes no gradient: the reference first moves after step 10, and the run has 10"
+WARM = "warms up over {} steps, and the run has 20: the rate ends at 50% of optim.lr"
 NO_KL = "changes nothing: the KL coefficient stays 0; kl=fixed has one"
 
 SAID = {
@@ -69,7 +70,10 @@ SAID = {
     "steps=5 kl.coef=0.5 kl.shape=linear": "",
     "steps=5 kl.coef=0.5 kl.unit=tokens": "",
     "kl=fixed steps=5 kl.coef=0.5": "",
-    "steps=20 optim.schedule.warmup_steps=40": "is more than steps=20: the rate ends at 50% of optim.lr",
+    "steps=20 optim.schedule.warmup_steps=40": WARM.format(40),
+    "steps=20 optim=muon_pretrain optim.schedule.warmup_steps=20": "",
+    "steps=20 optim.lr=1e-3 optim=muon_pretrain": WARM.format(150).replace("50%", "13%"),
+    "steps=20 optim=adamw_advanced": "",
     "steps=20 optim.schedule.warmup_steps=20": "",
     "grpo.max_resamples=3": "changes nothing with grpo.dead_groups=kept; resampled asks again",
     "grpo.max_resamples=3 grpo.dead_groups=resampled": "",

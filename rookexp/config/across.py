@@ -100,7 +100,7 @@ def _late_rate(flat: Flat) -> str | None:
     warmup, steps = flat.get("optim.schedule.warmup_steps", 0), flat.get("steps", 0)
     if warmup <= steps:
         return None
-    return f"is more than steps={steps}: the rate ends at {steps / warmup:.0%} of optim.lr"
+    return f"warms up over {warmup} steps, and the run has {steps}: the rate ends at {steps / warmup:.0%} of optim.lr"
 
 
 def _not_resampled(flat: Flat) -> str | None:
@@ -120,7 +120,7 @@ IDLE: dict[tuple[str, ...], Callable[[Flat], str | None]] = {
     ("grpo.kl_type", "grpo.kl_placement"): _no_penalty,
     ("reference=ema", "reference=hard", "reference."): _fixed_reference,
     ("kl=warmup", "kl.coef", "kl.warmup"): _late_penalty,
-    ("optim.schedule.warmup_steps",): _late_rate,
+    ("optim=", "optim.schedule.warmup_steps"): _late_rate,
     ("grpo.max_resamples",): _not_resampled,
     ("baseline.std_eps", "baseline.std_floor"): _undivided,
     ("baseline.value_clip",): _old_values,
