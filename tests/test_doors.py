@@ -317,6 +317,7 @@ DOOR_MISTAKES = [
     ("data", "folder=made engine_path=nowhere/stockfish", "nowhere/stockfish"),
     ("data", "resume=made", "resume=made: no such key"),
     ("evaluate", "stile=bare", "did you mean style?"),
+    ("evaluate", "run=x", "temperature, top_k\n"),  # not: did you mean hydra.run?
     ("evaluate", "style=padded", "style=padded: allowed: bare, padded_prefill"),
     ("evaluate", "limit=0", "limit=0: allowed: an integer >= 1, or null"),
     ("evaluate", "+folder=here", "folder=here: no such key"),

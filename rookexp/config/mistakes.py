@@ -153,8 +153,9 @@ def of_others(place: list[str], key: str, config: DictConfig) -> str:
 
 
 def same_name(name: str, config: DictConfig) -> str:
-    """`; did you mean group.key?` for the first group with a key of that very name."""
-    groups = [str(group) for group, node in config.items() if isinstance(node, DictConfig) and name in node]
+    """`; did you mean group.key?` for the first group with a key of that very name; Hydra's own is none."""
+    nodes = [(str(group), node) for group, node in config.items() if group != "hydra"]
+    groups = [group for group, node in nodes if isinstance(node, DictConfig) and name in node]
     return f"; did you mean {groups[0]}.{name}?" if groups else ""
 
 

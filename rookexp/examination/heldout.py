@@ -86,7 +86,7 @@ def tasks_of(file: Path, documents: Sequence[str]) -> dict[str, list[str]]:
         raise DataError(f"{file}: no documents in it; make them with `python -m rookexp.data`")
     others = [number for number, text in enumerate(documents, start=1) if not text.startswith(("P: ", "A: "))]
     if others:
-        raise DataError(f"{file}, document {others[0]}: starts with neither `P: ` nor `A: `")
+        raise DataError(f"{file}, document {others[0]}: starts with neither `P: ` nor `A: `; name a file of such alone")
     return {task: texts for task, texts in by_task.items() if texts}
 
 

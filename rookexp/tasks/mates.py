@@ -12,7 +12,7 @@ from typing import Any
 import chess
 
 from rookexp import chess_text
-from rookexp.errors import DataError
+from rookexp.errors import DataError, why
 from rookexp.tasks.figures import Figures, Tally, by_side
 from rookexp.tasks.p_figures import SIDES, highest_valued
 
@@ -44,13 +44,14 @@ def read(file: Path) -> tuple[list[Problem], list[str]]:
     skipped = []
     try:
         text = file.read_text(encoding="utf-8-sig")
-        rows = json.loads(text)["examples"] if file.suffix == ".json" else text.splitlines()
+        whole = json.loads(text) if file.suffix == ".json" else {"examples": text.splitlines()}
+        rows = whole.get("examples") if isinstance(whole, dict) else None
         if not isinstance(rows, list):
-            raise TypeError("no list of examples")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ValueError("no list of examples")
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(
-            f"{file}: no mate-in-one problems can be read ({type(error).__name__}: {error}); give JSON lines with a "
-            "`fen`, or a BIG-bench task.json with `examples`"
+            f"{file}: no mate-in-one problems can be read ({why(error)}); give JSON lines with a `fen`, or a BIG-bench "
+            "task.json with `examples`"
         ) from error
     for number, row in enumerate(rows, start=1):
         if file.suffix != ".json" and not row.strip():
