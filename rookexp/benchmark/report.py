@@ -9,6 +9,8 @@ from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 
+import torch
+
 from rookexp.benchmark.roofline import Machine
 from rookexp.benchmark.settings import COMPARED
 from rookexp.errors import DataError
@@ -19,8 +21,8 @@ def heading(machine: Machine) -> str:
     """The date, machine, versions, revision and command of a run, as Markdown; no host name."""
     state = run_info.git_state()
     revision = "not under git" if state is None else state["revision"][:12] + (", changed" if state["dirty"] else "")
-    versions = {"python": platform.python_version()}
-    for name in ("torch", *COMPARED):
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}  # with its build, such as +cu130
+    for name in COMPARED:
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
