@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -99,9 +100,16 @@ def test_nothing_is_added_where_no_option_was_typed_or_several_are_swept() -> No
         assert door.arrange(words, "config") == words
     for words in (["-m", "experiment=grpo", "track=local,tensorboard"], ["-m", "experiment=grpo,dapo", "track=local"]):
         assert door.arrange(words, "config") == words
-    for words in (["-m", "experiment=grpo,dapo", "baseline=rloo"], ["-m", "experiment=dapo", "loss=gspo,clip"]):
+    for recipe, option in (
+        ("grpo,dapo", "baseline=rloo"),
+        ("dapo", "loss=gspo,clip"),
+        ("choice(grpo,dapo)", "baseline=rloo"),
+        ("dapo", "loss=glob(gspo*)"),
+        ("dapo", "loss=shuffle(gspo,clip)"),
+    ):
+        words = ["-m", f"experiment={recipe}", option]
         assert door.arrange([*words, "sweep=grid"], "config") == [*words, "sweep=grid"]
-        with pytest.raises(ConfigError, match=rf"{words[2]}: beside a recipe .* add sweep=grid"):
+        with pytest.raises(ConfigError, match=rf"{re.escape(option)}: beside a recipe .* add sweep=grid"):
             door.arrange(words, "config")
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import hydra
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from rookexp.config import check
@@ -125,14 +126,13 @@ def varied(overrides: Sequence[str], config_name: str, searchpath: Sequence[str]
     typed = dict(text.split("=", 1) for text in overrides if "=" in text)
     recipe = typed.pop(RECIPES[0], "")
     several = [key for key, value in typed.items() if _several(recipe) or _several(value)]
-    given = [f"{RECIPES[0]}={one}" for one in recipe.split(",") if one]
+    given = [[text] for text in _each(RECIPES[0], recipe)] if recipe else [[]]
     return [
         f"{key}={typed[key]}"
         for key in several
         if _is_group(key)
         and any(
-            taken_out([*one, f"{key}={option}"], config_name, searchpath)
-            for one, option in product([[text] for text in given] or [[]], typed[key].split(","))
+            taken_out([*one, text], config_name, searchpath) for one, text in product(given, _each(key, typed[key]))
         )
     ]
 
@@ -153,6 +153,14 @@ def _changes(path: str, have: Any, want: Any) -> Iterator[str]:
 def _several(value: str) -> bool:
     """Whether a sweep is asked for: a comma list, or a function such as choice(...) or glob(...)."""
     return "," in value or "(" in value
+
+
+def _each(key: str, values: str) -> list[str]:
+    """The overrides of a key by each of the values that a sweep is asked for, or by its one value."""
+    loader = GlobalHydra.instance().config_loader()
+    [override] = OverridesParser.create(config_loader=loader).parse_overrides([f"{key}={values}"])
+    swept = override.sweep_string_iterator() if override.is_sweep_override() else [values]
+    return [f"{key}={value}" for value in swept]
 
 
 def _spelled(value: Any) -> str:
