@@ -6,9 +6,10 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from rookexp import generate, ops
@@ -27,7 +28,7 @@ class Greedy:
     tokenizer: Tokenizer
     prompts: Sequence[Prompt]
     reward: Reward
-    max_new_tokens: int
+    max_new_tokens: Annotated[int, Ge(1)]
     own_lengths: Mapping[str, int]  # max_new_tokens of the kinds of prompt that have another limit
     autocast: Autocast
     batch: int = field(default=BATCH, init=False)  # lowered by `hardware.fit` if that many do not fit in memory

@@ -176,6 +176,7 @@ def test_each_kind_of_prompt_may_be_sampled_in_its_own_way(name: str) -> None:
         ("task.sampling.A.temperature=0", r"task\.sampling\.A\.temperature=0: allowed: a number > 0"),
         ("task.sampling.P.max_new_tokens=0", r"task\.sampling\.P\.max_new_tokens=0: allowed: an integer >= 1"),
         ("+task.sampling.P.top_q=1", r"task\.sampling\.P\.top_q=1: no such key; .*did you mean task.sampling.P.top_"),
+        ("eval.max_new_tokens=0", r"eval\.max_new_tokens=0: allowed: an integer >= 1"),
         ("task.sampling.P=3", r"task\.sampling\.P=3: allowed: a mapping"),
         ("+task.sampling.B.temperature=1", r"task\.sampling\.B: no such prompts in this task; allowed .*: P, A"),
     ],
