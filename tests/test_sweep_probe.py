@@ -10,7 +10,7 @@ import pytest
 from hydra.conf import HydraConf
 from omegaconf import OmegaConf
 
-from rookexp.config import recipes
+from rookexp.config import across, recipes
 from rookexp.errors import ConfigError
 from rookexp.sweep import probe, space
 
@@ -90,3 +90,20 @@ def test_a_value_that_is_right_late_in_the_grid_is_found() -> None:
         return config["a"] == "2" and config["b"] != "6"
 
     assert len(tried(["a=1,2", "b=0,1,2,3,4,5,6"], wrong)) <= 7 + probe.MOST
+
+
+@pytest.mark.parametrize(
+    ("whys", "said"),
+    [
+        (("changes nothing: so", "changes nothing: so"), "note: a=1,2 changes nothing: so; points that differ in it "),
+        (("warms up over 1 steps", "warms up over 2 steps"), ""),
+        (("changes nothing: so", "is published for that"), ""),
+    ],
+)
+def test_points_are_the_same_where_what_differs_changes_nothing_in_any(
+    whys: tuple[str, str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(across, "idle", lambda job, varied: [(varied[0], whys[int(job["a"]) - 1])])
+    tried(["a=1,2"], lambda config: False)
+    out = capsys.readouterr().out
+    assert out.startswith(said) if said else not out
