@@ -257,7 +257,8 @@ def token_documents(policy: Pretrained, file: Path, texts: Sequence[str]) -> lik
     found = likelihood.Documents(([*ids, eot_id], prompt) for ids, prompt in policy.tokenizer.encode_cut(texts, cuts))
     longest = int(found.lengths.max())
     if longest > places + 1:  # the last token is only predicted, never an input
-        raise ConfigError(f"model.n_positions={places}: allowed: >= {longest - 1}, for the longest document of {file}")
+        said = f"{file}: a document takes {longest - 1} positions, and the model has {places}"
+        raise ConfigError(f"{said}; leave such out, or take a model with more, by model.n_positions if it is a new one")
     return found
 
 

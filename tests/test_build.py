@@ -33,7 +33,7 @@ def test_documents_are_their_tokens_and_an_end_with_their_prompts_counted() -> N
 
 def test_a_document_may_fill_every_position_and_have_its_end_beyond() -> None:
     assert tokenized(["P: 8/8 M: ", "A: x"], 10).lengths.tolist() == [11, 5]
-    with pytest.raises(ConfigError, match=rf"n_positions=9: allowed: >= 10, for the longest document of {CORPUS}"):
+    with pytest.raises(ConfigError, match=rf"{CORPUS}: a document takes 10 positions, and the model has 9; leave"):
         tokenized(["P: 8/8 M: ", "A: x"], 9)
     with pytest.raises(DataError, match=rf"{CORPUS}: empty; make it"):
         tokenized([], 10)
