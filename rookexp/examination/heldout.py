@@ -99,7 +99,7 @@ def prompt_of(document: str, style: str) -> str:
         return chess_text.prompt_of(document)
     answer = chess_text.parse_p(document)
     if answer is None or not answer.well_formed:
-        raise DataError(f"neither a P nor an A document: {document!r}")
+        raise DataError(f"neither a P nor an A document: {document[:60]!r}")
     return chess_text.P_PROMPTS[style](answer.fen)
 
 
