@@ -20,7 +20,7 @@ from rookexp.types import Scores
 ONE = "changes no gradient: each batch has one update, where every ratio is 1; grpo.minibatches=2 makes two"
 BY_ROW = "is published for grpo.aggregation=sequence_mean; with token_mean long rows weigh more"
 DIVIDED = (
-    "divides the penalty by the group's spread, too: where the outcomes are equal it has full strength, whatever "
+    "divides the penalty by the rewards' spread, too: where the outcomes are equal it has full strength, whatever "
     "kl.coef is; baseline.std_floor=0.05 bounds that"
 )
 LATE = "changes no gradient: the KL coefficient stays 0 for kl.warmup=20 steps, and the run has "
@@ -42,6 +42,7 @@ SAID = {
     "loss.clip_low=0.1 loss=gspo grpo.minibatches=2 grpo.aggregation=sequence_mean": "",
     "loss=cispo grpo.minibatches=2": "",
     "kl=fixed baseline.std_floor=0 grpo.kl_placement=reward": DIVIDED,
+    "kl=fixed baseline=batch_std grpo.kl_placement=reward": DIVIDED,
     "kl=fixed grpo.kl_placement=reward": "",
     "kl=fixed baseline.std=none grpo.kl_placement=reward": "",
     "kl=fixed baseline=rloo grpo.kl_placement=reward": "",

@@ -64,7 +64,7 @@ def _divided_penalty(flat: Flat) -> str | None:
     if flat.get("grpo.kl_placement") != "reward" or not divided or _no_reference(flat):
         return None
     return (
-        "divides the penalty by the group's spread, too: where the outcomes are equal it has full strength, whatever "
+        "divides the penalty by the rewards' spread, too: where the outcomes are equal it has full strength, whatever "
         "kl.coef is; baseline.std_floor=0.05 bounds that"
     )
 
