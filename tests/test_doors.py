@@ -116,6 +116,8 @@ MISTAKES = {
     # found while composing
     "grpo.kl_typ=x": "did you mean grpo.kl_type?",
     "kl=none kl.coef=1": "kl.coef=1: kl=none has no keys; choose another option of kl",
+    "reward=rookworld reward.rewards.A.x=1": "reward@reward.rewards.A=a_exact has no keys; choose another option of r",
+    "reward=linear reward.rewards.P.judge.x=1": "judge.x=1: reward.rewards.P.judge has no keys\n",
     "kl=warmpu": "kl=warmpu: allowed: adaptive, anneal, fixed, none, ppo_rule, proportional, warmup; did you mean "
     "kl=warmup?",
     "hardware=gpu": "; did you mean hardware=cuda?",

@@ -124,9 +124,11 @@ def explain_override(text: str, config: DictConfig, loader: ConfigLoader) -> str
             hint = hint or check.nearest(part, names, "".join(f"{name}." for name in done))
             hint = hint or of_others(done, part, config)
             if done and not names:  # such as kl=none
-                group = ".".join(done)
-                option = config.hydra.runtime.choices.get(group)
-                return f"{text}: {group}{f'={option}' if option else ''} has no keys; choose another option of {group}"
+                place = ".".join(done)
+                for group, option in config.hydra.runtime.choices.items():
+                    if group.rpartition("@")[2] == place:
+                        return f"{text}: {group}={option} has no keys; choose another option of {group}"
+                return f"{text}: {place} has no keys"
             return f"{text}: no such key; allowed {where}: {', '.join(names) or 'none'}{hint}"
         done.append(part)
         parent = parent._get_node(part)
