@@ -109,6 +109,8 @@ MISTAKES = {
     # found before composing, or by the machine
     "task_name=a/b": "task_name=a/b: allowed: a name without /",
     "hydra.job.chdir=true": "hydra.job.chdir=true: relative paths would lead elsewhere",
+    "++task_name=a/b": "++task_name=a/b: allowed: a name without /",
+    "++hydra.job.chdir=true": "++hydra.job.chdir=true: relative paths would lead elsewhere",
     "-m optim.lr=interval(1e-5,1e-3)": "optim.lr=interval(1e-5,1e-3): for a search, which another sampler makes: add ",
     "grpo.lookup=65": "grpo.lookup=65: allowed: an integer >= 0 and <= 64",
     "hardware.threads=1025": "hardware.threads=1025: allowed: an integer >= 1 and <= 1024",

@@ -230,12 +230,13 @@ def arrange(argv: list[str], config_name: str) -> list[str]:
         raise ConfigError(f"--config-dir {known.config_dir}: no such folder; allowed: one that is laid out like conf/")
     overrides = [*known.overrides, *unknown]
     for text in overrides:
-        if is_secret(text.lstrip("+")):  # before Hydra writes it into the run's folder
+        plainly = text.lstrip("+")
+        if is_secret(plainly):  # before Hydra writes it into the run's folder
             key = text.partition("=")[0]
             raise ConfigError(f"{key}=***: others can read what is typed; put W&B's key into .env: WANDB_API_KEY=...")
-        if text.startswith("hydra.job.chdir=") and text.partition("=")[2].lower() != "false":
+        if plainly.startswith("hydra.job.chdir=") and text.partition("=")[2].lower() != "false":
             raise ConfigError(f"{text}: relative paths would lead elsewhere; a run writes into its own folder anyway")
-        if text.startswith("task_name=") and set("/[{") & set(text):  # a folder and a file are named after it
+        if plainly.startswith("task_name=") and set("/[{") & set(text):  # a folder and a file are named after it
             raise ConfigError(f"{text}: allowed: a name without / [ {{")
     flags = [arg for arg in argv if arg not in overrides]
     words = resume.continued(flags, sweeping(overrides, known.multirun), config_name)
