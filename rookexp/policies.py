@@ -106,14 +106,17 @@ def is_well_formed(prompt: Prompt, text: str) -> bool:
 def model_folder(path: Path) -> Path:
     """The model's folder in a run folder (that of its newest checkpoint) or in a checkpoint; else `path` itself.
 
-    Raises: DataError for a run without a checkpoint, and for a folder of runs.
+    Raises: DataError for a run without a checkpoint, for a folder of runs, and for one without a model.
     """
     if (path / checkpoint.TRAINER).is_file():
         return path / checkpoint.MODEL
     is_run = (path / checkpoint.FOLDER).is_dir() or (path / run_info.CONFIG).is_file()
     if not is_run or (path / "config.json").is_file():
-        if path.is_dir() and not (path / "config.json").is_file() and (held := runs.find(path)):
-            raise DataError(f"{path}: a folder of runs; name one, as {held[0]}")
+        if path.is_dir() and not (path / "config.json").is_file():
+            if held := runs.find(path):
+                raise DataError(f"{path}: a folder of runs; name one, as {held[0]}")
+            if not any(path.glob("*model*")):
+                raise DataError(f"{path}: no model in it; name a run, a checkpoint in it, or a Hugging Face folder")
         return path
     newest = checkpoint.latest(path)
     if newest is None:

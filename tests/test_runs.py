@@ -53,6 +53,18 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         runs.read(tmp_path)
 
 
+def test_a_configuration_without_a_record_of_its_run_is_no_run(tmp_path: Path) -> None:
+    run = make(tmp_path / "run")
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "config.yaml").write_text("seed: 0\n", encoding="utf-8")
+    assert runs.find(tmp_path) == [run]
+    (run / "metrics.jsonl").unlink()
+    (run / "summary.json").unlink()
+    assert runs.find(tmp_path) == []
+    (run / "run.json").write_text("{}", encoding="utf-8")  # begun, and nothing logged yet
+    assert runs.find(tmp_path) == [run]
+
+
 DAMAGED = {
     ("config.yaml", b"seed: \xff\n"): "config.yaml: no YAML",
     (".hydra/overrides.yaml", b"- \xff\n"): "overrides.yaml: no YAML",

@@ -507,6 +507,8 @@ def test_a_run_stands_for_its_newest_checkpoint(released, tmp_path):
     assert policies.model_folder(run) == policies.model_folder(newest) == newest / "model"
     assert policies.model_folder(newest / "model") == newest / "model"
     assert load(run).model.config == load(released).model.config
+    with pytest.raises(DataError, match="checkpoints: no model in it; name a run, a checkpoint in it"):
+        load(run / "checkpoints")
 
 
 # Numbers that a wrong loader would get wrong

@@ -15,12 +15,13 @@ import yaml
 from rookexp import chess_text, track, verdict
 from rookexp.errors import DataError
 from rookexp.run_folder import report
-from rookexp.run_folder.run_info import CONFIG, OVERRIDES
+from rookexp.run_folder.run_info import CONFIG, INFO, OVERRIDES
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # C's takes a tenth of the time, but some builds lack it
 LAST = 20  # logged values that a figure at the end of a run is the mean of
 ABSENT = "absent"  # stands for the value of a key that a config does not have
 SEED = "seed"
+RECORDS = {INFO, track.METRICS, track.SUMMARY}  # a run has one of them beside its config.yaml; conf/ has none
 # Keys that say where a run's files go and how it is watched, not what it trains.
 RUN_ONLY = ("task_name", "resume", "save_every", "keep_checkpoints", "diagnose_every", "verdict", "doctor", "track")
 
@@ -118,7 +119,7 @@ def find(path: Path) -> list[Path]:
             inside.clear()
             continue
         seen.add(real)
-        if CONFIG in files:
+        if CONFIG in files and not RECORDS.isdisjoint(files):
             found.append(Path(folder))
             inside.clear()
         inside[:] = [name for name in inside if not name.startswith(".")]
