@@ -98,14 +98,10 @@ def find_start(resume: str | None, steps: int, folder: Path) -> Start:
             f"resume={resume}: no checkpoint in it; allowed: a run folder with one, or null to start anew"
         )
     done = int(newest.name.rpartition("-")[2])
-    if done > steps or (done == steps and finished(Path(resume))):
+    # One that was killed right before its summary goes on, if only to write that.
+    if done > steps or (done == steps and track.read_summary(Path(resume)).get("status") == "finished"):
         raise check.refusal("steps", steps, f"{resume} is finished, with {done} steps done; allowed: more than {done}")
     return Start(done, newest)
-
-
-def finished(folder: Path) -> bool:
-    """Whether a run's summary says that it has finished; False for one killed right before writing that."""
-    return track.read_summary(folder).get("status") == "finished"
 
 
 def assemble(

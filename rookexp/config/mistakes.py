@@ -99,7 +99,7 @@ def explain_override(text: str, config: DictConfig, loader: ConfigLoader) -> str
 
     override: Override = OverridesParser.create(config_loader=loader).parse_override(text)
     key = override.key_or_group
-    options = sorted({*loader.get_group_options(key), *own_options(key, config)})
+    options = sorted({*loader.get_group_options(key), *(file.stem for file in own_files(key, config))})
     if options:
         value = str(override.value())
         if value in options and override.package is not None:  # GROUP@PATH, which the defaults list does not have
@@ -135,13 +135,8 @@ def explain_override(text: str, config: DictConfig, loader: ConfigLoader) -> str
     return None
 
 
-def own_options(group: str, config: DictConfig) -> Iterator[str]:
-    """Yields the options of a group in the config folders on disk, with those that were added on the command line."""
-    yield from (file.stem for file in own_files(group, config))
-
-
 def own_files(group: str, config: DictConfig) -> Iterator[Path]:
-    """Yields the files of these options."""
+    """Yields the files of a group's options in the config folders, with those that were added on the command line."""
     for source in config.hydra.runtime.config_sources:
         if source.schema == "file":
             yield from sorted((Path(source.path) / group).glob("*.yaml"))

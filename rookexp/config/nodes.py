@@ -13,7 +13,6 @@ from rookexp.config import check
 from rookexp.errors import ConfigError, DataError, PartError
 
 Config = Mapping[str, Any]
-Keys = Mapping[str, Mapping[str, Any]]
 
 TASK_NAME: dict[str, Any] = {"task_name": Annotated[str, MinLen(1)]}  # in every config: Hydra names folders by it
 
@@ -25,7 +24,7 @@ def check_groups(
     *,
     given: Collection[str] = (),
     group_given: Mapping[str, Collection[str]],
-    group_also: Keys,
+    group_also: Mapping[str, Config],
 ) -> dict[str, Any]:
     """Checks a whole config; returns its top-level keys that are parameters of `target`. All others must be `groups`.
 

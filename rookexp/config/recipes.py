@@ -66,16 +66,18 @@ def _replaced(
     )
     found = [group for group in RECIPES if both.hydra.runtime.choices.get(group) is not None]
     varied = OmegaConf.select(both, "hydra.sweeper.params") or {}
+    # By group: the recipes whose values its option replaces.
+    over = {key: tuple(one for one in found if one != "sweep" or key not in varied) for key, _ in chosen}
     # GROUP@PATH=OPTION, for a path that only the recipe has, is composed at a path of its own.
     aside = {key: f"+{key.partition('@')[0]}@aside_{place}" for place, (key, _) in enumerate(chosen) if "@" in key}
     alone = {}
-    for without in {tuple(_over(key, found, varied)) for key, _ in chosen} - {()}:
+    for without in {*over.values()} - {()}:
         options = [f"{aside.get(key, key)}={value}" for key, value in chosen]
         options += [text for text in given if text.partition("=")[0] not in without]
         alone[without] = hydra.compose(config_name, [*searchpath, *options, *(NO_VALUES[group] for group in without)])
     changes: list[str] = []
     for key, _ in chosen:
-        if without := tuple(_over(key, found, varied)):
+        if without := over[key]:
             path = key.rpartition("@")[2]
             have, want = _at(both, path), _at(alone[without], aside.get(key, key).rpartition("@")[2])
             changes += [] if want is None else _changes(path, have, want)
@@ -95,11 +97,6 @@ def chosen_by(config_name: str, searchpath: Sequence[str]) -> list[str]:
         return []
     choices = hydra.compose(config_name, [*searchpath], return_hydra_config=True).hydra.runtime.choices
     return [group for group in RECIPES if choices.get(group) is not None]
-
-
-def _over(key: str, found: Sequence[str], varied: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the recipes (groups of `found`) whose values the option of the group `key` replaces."""
-    yield from (group for group in found if not (group == "sweep" and key in varied))
 
 
 def _is_own(config_name: str) -> bool:

@@ -54,7 +54,7 @@ def valid_jobs(
             return error
         return None
 
-    lists = {param.key: param.values if isinstance(param, Listed) else param.edges for param in space.params}
+    lists = {p.key: p.values if isinstance(p, Listed) else (p.low, p.high) for p in space.params}
     left = {(key, value): None for key, values in lists.items() for value in values}
     errors: dict[tuple[str, Scalar], Exception] = {}
     good: Point = {}

@@ -44,11 +44,6 @@ class Listed:
     step: float | int | None = None  # of a range, whose values are numbers and not only categories
     log: bool = False
 
-    @property
-    def edges(self) -> tuple[Scalar, Scalar]:
-        """The first value and the last."""
-        return self.values[0], self.values[-1]
-
     def text(self, value: Scalar) -> str:
         """The value as an override spells it."""
         return self.texts[self._index(value)]
@@ -86,11 +81,6 @@ class Interval:
     low: float | int
     high: float | int
     log: bool
-
-    @property
-    def edges(self) -> tuple[Scalar, Scalar]:
-        """The bounds."""
-        return self.low, self.high
 
     @property
     def values(self) -> tuple[Scalar, ...]:
