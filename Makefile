@@ -66,7 +66,7 @@ golden: $(READY) ## rewrite tests/golden, the recorded results; read the differe
 docs: $(READY) ## rewrite docs/presets.md, what each recipe of conf/experiment sets
 	$(PY) docs/presets.py
 
-study: $(READY) ## the comparison in docs/algorithms.md: an hour of training, then docs/study.png and docs/study.md
+study: $(READY) ## the comparison in docs/algorithms.md: three hours of training (ARGS="--jobs 2": half of it), then docs/study.png and docs/study.md
 	$(PY) docs/study.py $(ARGS)
 
 bench: $(READY) ## our step against TRL's, three sizes, for hours: python -m rookexp.bench $(ARGS)

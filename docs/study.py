@@ -1,8 +1,8 @@
 """The comparison in docs/algorithms.md: runs it, draws docs/study.png, writes the table docs/study.md.
 
 `python docs/study.py` (or `make study`) trains what multirun/study does not hold yet and draws what it holds; with
-`--jobs 2` it trains two at a time, each with one thread: half an hour on two cores with bf16. Every run answers the
-same prompts, and the runs of a seed draw the same random numbers, so that differences are paired by seed.
+`--jobs 2` it trains two at a time, each with one thread: an hour and a half on two cores with bf16. Every run answers
+the same prompts, and the runs of a seed draw the same random numbers, so that differences are paired by seed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rookexp.run_folder import run_info, runs  # noqa: E402
 
 RUNS = ROOT / "multirun" / "study"
 FIGURE, TABLE = ROOT / "docs" / "study.png", ROOT / "docs" / "study.md"
-SEEDS = tuple(range(8))
+SEEDS = tuple(range(24))
 # Of each family the first is what the others are compared with.
 ALGORITHMS = {
     "GRPO": ["baseline=group_mean", "grpo.aggregation=sequence_mean"],
