@@ -11,6 +11,8 @@ from annotated_types import Ge, Gt, Le
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rookexp.compiling import fusible
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -82,6 +84,7 @@ def inverse_cdf(weights: Float[Tensor, "n v"], uniforms: Float[Tensor, " n"]) ->
     return block * side + token
 
 
+@fusible
 def _exceeds(weights: Float[Tensor, "n m"], uniforms: Float[Tensor, " n"]) -> tuple[Tensor, Tensor]:
     """The entry at which the cumulative weight first exceeds uniform x total, and how far into it, 0..1; both (N,)."""
     # Float rounding: a share can round up to the total, and a parallel cumulative sum need not grow. With entries of

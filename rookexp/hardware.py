@@ -18,6 +18,7 @@ from typing import Annotated, Literal, Protocol
 import torch
 from annotated_types import Ge, Le
 
+from rookexp.compiling import compile_fusible
 from rookexp.errors import ConfigError
 from rookexp.models.gpt2 import GPT2
 from rookexp.models.replays import CudaGraphs, Replays
@@ -57,7 +58,8 @@ class Hardware:
         device: Literal["auto", "cpu", "cuda", "mps"],
         threads: Annotated[int, Ge(1), Le(1024)] | None,
         precision: Literal["auto", "fp32", "bf16"],
-        decode: Literal["eager", "cuda_graph"],
+        decode: Literal["auto", "eager", "cuda_graph"],
+        compile: bool,
         micro_batch: Annotated[int, Ge(1)] | None,
         head_chunk: Annotated[int, Ge(1)] | None,
         fit: bool,
@@ -77,8 +79,14 @@ class Hardware:
         self.precision = precision if precision != "auto" else fastest_precision(self.device.type)
         if decode == "cuda_graph" and self.device.type != "cuda":
             where = f"needs a CUDA GPU, and this run is on {self.device.type}"
-            raise ConfigError(f"hardware.decode={decode}: {where}; allowed: eager, or hardware=cuda on such a machine")
-        self.decode = decode
+            raise ConfigError(f"hardware.decode={decode}: {where}; allowed: auto, eager")
+        self.decode = ("cuda_graph" if self.device.type == "cuda" else "eager") if decode == "auto" else decode
+        if compile and self.device.type != "cuda":
+            where = f"needs a CUDA GPU, and this run is on {self.device.type}"
+            raise ConfigError(f"hardware.compile=true: {where}; allowed: false")
+        if compile:
+            check_compiler(self.device)
+        compile_fusible("cuda" if compile else None)
         rows, tokens = GPU_SIZES if self.device.type == "cuda" else SIZES
         self.micro_batch = rows if micro_batch is None else micro_batch
         self.head_chunk = tokens if head_chunk is None else head_chunk
@@ -215,6 +223,15 @@ def fastest_precision(device_type: str) -> Literal["fp32", "bf16"]:
         # Timed only if it has the instructions: on a busy machine, a timing alone could look as if it had them.
         return "bf16" if cpu_has_bf16() and cpu_bf16_speedup() > PROBE_GAIN else "fp32"
     return "fp32"
+
+
+def check_compiler(device: torch.device) -> None:
+    """Raises: ConfigError where `torch.compile` cannot compile for the device, as without a C++ compiler or Triton."""
+    try:
+        torch.compile(torch.nn.functional.relu)(torch.ones(1, device=device))
+    except Exception as error:  # the compiler has many kinds, and Triton others
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(f"hardware.compile=true: torch.compile fails here ({reason}); allowed: false") from error
 
 
 def cpu_has_bf16() -> bool:

@@ -12,12 +12,15 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from rookexp.compiling import fusible
+
 # A divergence, as the weights of KL(policy || reference) and of KL(reference || policy) in it.
 Divergence = tuple[float, float]
 # Logits, as float32, that a CPU works on at a time: a dozen passes go over them, which then find them in its cache,
 # and freed memory is reused. With GPT-2's vocabulary an update takes 0.97 of the time of whole chunks; if
 # `hardware.keep_freed` is off, or unavailable, these statistics take 0.4.
 CACHED_BYTES = 2 << 20
+ALIGNED = 64  # rows of a matrix in 16 bits that a GPU multiplies: with an odd number a product takes 6 times as long
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,12 @@ def weighted_sum(x: Float[Tensor, "*n"], weights: Float[Tensor, "*n"]) -> Float[
     return torch.where(weights != 0, x * weights, 0.0).sum()
 
 
+def aligned(x: Float[Tensor, "*n"], dtype: torch.dtype) -> Float[Tensor, "*m"]:
+    """`x` in `dtype`; in 16 bits on a GPU, with zeros up to a multiple of ALIGNED along the first dimension."""
+    rows = -len(x) % ALIGNED if dtype.itemsize == 2 and x.device.type != "cpu" else 0
+    return torch.cat((x.to(dtype), x.new_zeros(rows, *x.shape[1:], dtype=dtype))) if rows else x.to(dtype)
+
+
 def parts(count: int, size: int) -> list[slice]:
     """range(count) in as few slices of at most `size` >= 1 as possible, whose lengths differ by at most 1."""
     number = -(-count // size)
@@ -106,36 +115,27 @@ class _TokenStats(torch.autograd.Function):
         autocast = torch.is_autocast_enabled(device)
         ctx.product = torch.get_autocast_dtype(device) if autocast else hidden.dtype
         ctx.divergence, ctx.chunk = divergence, chunk
-        weight = head_weight.to(ctx.product)
-        ref_weight: Any = None if divergence is None else ref_head_weight.to(ctx.product)
+        vocab = len(head_weight)
+        weight = aligned(head_weight, ctx.product)
+        ref_weight = None if divergence is None else aligned(ref_head_weight, ctx.product)
         dtype = torch.promote_types(ctx.product, torch.float32)
         stats = torch.empty(6, len(hidden), dtype=dtype, device=hidden.device)
-        logprobs, entropy, kl, ref_logprobs, forward_kl, shift = stats
         norms = stats.new_empty(2, 2, len(hidden), 1)  # of the policy and of the reference: see `_softmax`
         z = y = None
-        with torch.autocast(device, enabled=False):  # autocast would also compute these dot products in its own dtype
+        with torch.autocast(device, enabled=False):  # autocast would also compute dot products in its own dtype
             for rows in parts(len(hidden), chunk):
                 z = y = None  # freed before the next are allocated
-                z = _logits(hidden[rows], weight)  # (C, V)
-                y = None if divergence is None else _logits(ref_hidden[rows], ref_weight)
+                z = _logits(hidden[rows], weight)  # (C, V or a little more)
+                y = None if ref_weight is None else _logits(ref_hidden[rows], ref_weight)
                 for few, of in _cached(rows, z):
-                    x, p, norms[0, :, few] = _softmax(z[of], temperature[few])
-                    log_total = norms[0, 1, few, 0].log()
-                    logprobs[few] = x.gather(1, targets[few, None])[:, 0] - log_total
-                    entropy[few] = log_total - torch.linalg.vecdot(p, x)
-                    if y is not None:
-                        ref_x, q, norms[1, :, few] = _softmax(y[of], temperature[few])
-                        ref_logprobs[few] = ref_x.gather(1, targets[few, None])[:, 0] - norms[1, 1, few, 0].log()
-                        apart = x.sub_(ref_x)  # log p - log q, up to a shift
-                        shift[few] = _shift(p, q, norms[:, 1, few, 0])
-                        forward_kl[few] = (torch.linalg.vecdot(p, apart) - shift[few]).clamp(min=0)
-                        kl[few] = divergence[0] * forward_kl[few]
-                        if divergence[1]:
-                            kl[few] -= divergence[1] * (torch.linalg.vecdot(q, apart) - shift[few]).clamp(max=0)
+                    ref = None if y is None else y[of, :vocab]
+                    found, norm = _statistics(z[of, :vocab], ref, targets[few], temperature[few], divergence)
+                    stats[: len(found), few], norms[: len(norm), :, few] = found, norm
         # Backward begins with the last chunk: keeping its logits saves computing them again, and the peak memory is
         # the same.
         ctx.last = z, y
         ctx.save_for_backward(hidden, head_weight, targets, temperature, ref_hidden, ref_head_weight, stats, norms)
+        logprobs, entropy, kl, ref_logprobs, forward_kl, _ = stats
         ctx.mark_non_differentiable(ref_logprobs, forward_kl)
         compared = (None, None, None) if divergence is None else (kl, ref_logprobs, forward_kl)
         return logprobs, entropy, *compared
@@ -143,48 +143,93 @@ class _TokenStats(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        logprobs_grad, entropy_grad, kl_grad, *_ = (None if grad is None else grad[:, None] for grad in grads)  # (M, 1)
         hidden, head_weight, targets, temperature, ref_hidden, ref_head_weight, stats, norms = ctx.saved_tensors
-        _, entropy, _, _, forward_kl, shift = stats[:, :, None]  # (M, 1) each
-        weight = head_weight.to(ctx.product)
-        ref_weight: Any = None if kl_grad is None else ref_head_weight.to(ctx.product)
+        vocab = len(head_weight)
+        weight = aligned(head_weight, ctx.product)
+        ref_weight = None if grads[2] is None else aligned(ref_head_weight, ctx.product)
         weight_grad = torch.zeros_like(head_weight, dtype=stats.dtype) if ctx.needs_input_grad[1] else None
         hidden_grad = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         z, y = ctx.last
         ctx.last = None, None  # a second backward of the same graph computes them again
         for rows in reversed(parts(len(hidden), ctx.chunk)):
-            z = _logits(hidden[rows], weight) if z is None else z  # (C, V), overwritten by its gradient
-            if kl_grad is not None:
+            z = _logits(hidden[rows], weight) if z is None else z  # overwritten by its gradient; 0 in columns past V
+            if ref_weight is not None:
                 y = _logits(ref_hidden[rows], ref_weight) if y is None else y
             for few, of in _cached(rows, z):
-                (top, ref_top), (total, ref_total) = norms[:, :, few].unbind(1)  # (C, 1) each
-                x = _tempered(z[of], temperature[few]).sub_(top)
-                p = x.exp().div_(total)
-                pull = torch.zeros_like(x)  # (C, V), the factor of p in the gradient
-                if kl_grad is not None:
-                    ref_x = _tempered(y[of], temperature[few]).sub_(ref_top)
-                    apart = (x - ref_x).sub_(shift[few] + forward_kl[few])
-                    pull.addcmul_(apart, kl_grad[few], value=ctx.divergence[0])
-                if entropy_grad is not None:
-                    pull.addcmul_(x.add_(entropy[few] - total.log()), entropy_grad[few], value=-1)
-                if logprobs_grad is not None:
-                    pull.sub_(logprobs_grad[few])
-                grad = pull.mul_(p)
-                if kl_grad is not None and ctx.divergence[1]:
-                    grad.addcmul_(p.sub_(ref_x.exp_().div_(ref_total)), kl_grad[few], value=ctx.divergence[1])
-                if logprobs_grad is not None:
-                    grad.scatter_add_(1, targets[few, None], logprobs_grad[few])
-                z[of] = grad.div_(temperature[few, None])
+                ref = None if ref_weight is None else y[of, :vocab]
+                known = targets[few], temperature[few], stats[:, few, None], norms[:, :, few]
+                given = tuple(None if grad is None else grad[few, None] for grad in grads[:3])
+                _to_gradient(z[of, :vocab], ref, *known, given, ctx.divergence)
             if hidden_grad is not None:
                 hidden_grad[rows] = z @ weight
             if weight_grad is not None and ctx.product == stats.dtype:
-                weight_grad.addmm_(z.T, hidden[rows].to(stats.dtype))
+                weight_grad.addmm_(z[:, :vocab].T, hidden[rows].to(stats.dtype))
             elif weight_grad is not None:
-                weight_grad += z.T @ hidden[rows].to(ctx.product)
+                weight_grad += (z.T @ hidden[rows].to(ctx.product))[:vocab]
             z = y = None
         if weight_grad is not None:
             weight_grad = weight_grad.to(head_weight.dtype)
         return hidden_grad, weight_grad, None, None, None, None, None, None
+
+
+@fusible
+def _statistics(
+    z: Float[Tensor, "c v"],
+    y: Float[Tensor, "c v"] | None,
+    targets: Int[Tensor, " c"],
+    temperature: Float[Tensor, " c"],
+    divergence: Divergence | None,
+) -> tuple[Float[Tensor, "k c"], Float[Tensor, "r 2 c 1"]]:
+    """The statistics of the logits `z`, and of their divergence from the logits `y`; see `_softmax` for the second."""
+    x, p, norm = _softmax(z, temperature)
+    log_total = norm[1, :, 0].log()
+    logprobs = x.gather(1, targets[:, None])[:, 0] - log_total
+    entropy = log_total - _dot(p, x)
+    if y is None or divergence is None:
+        return torch.stack([logprobs, entropy]), norm[None]
+    ref_x, q, ref_norm = _softmax(y, temperature)
+    ref_logprobs = ref_x.gather(1, targets[:, None])[:, 0] - ref_norm[1, :, 0].log()
+    apart = x.sub_(ref_x)  # log p - log q, up to a shift
+    shift = _shift(p, q, norm[1, :, 0], ref_norm[1, :, 0])
+    forward_kl = (_dot(p, apart) - shift).clamp(min=0)
+    kl = divergence[0] * forward_kl
+    if divergence[1]:
+        kl = kl - divergence[1] * (_dot(q, apart) - shift).clamp(max=0)
+    return torch.stack([logprobs, entropy, kl, ref_logprobs, forward_kl, shift]), torch.stack([norm, ref_norm])
+
+
+@fusible
+def _to_gradient(
+    z: Float[Tensor, "c v"],
+    y: Float[Tensor, "c v"] | None,
+    targets: Int[Tensor, " c"],
+    temperature: Float[Tensor, " c"],
+    stats: Float[Tensor, "6 c 1"],
+    norms: Float[Tensor, "2 2 c 1"],
+    grads: tuple[Tensor | None, ...],
+    divergence: Divergence | None,
+) -> None:
+    """Overwrites the logits `z` by their gradient; `grads` are those of log-prob, entropy and divergence, (C, 1)."""
+    _, entropy, _, _, forward_kl, shift = stats
+    (top, total), (ref_top, ref_total) = norms
+    logprobs_grad, entropy_grad, kl_grad = grads
+    x = _tempered(z, temperature).sub_(top)
+    p = x.exp().div_(total)
+    pull = torch.zeros_like(x)  # the factor of p in the gradient
+    if y is not None and kl_grad is not None and divergence is not None:
+        ref_x = _tempered(y, temperature).sub_(ref_top)
+        apart = (x - ref_x).sub_(shift + forward_kl)
+        pull.addcmul_(apart, kl_grad, value=divergence[0])
+    if entropy_grad is not None:
+        pull.addcmul_(x.add_(entropy - total.log()), entropy_grad, value=-1)
+    if logprobs_grad is not None:
+        pull.sub_(logprobs_grad)
+    grad = pull.mul_(p)
+    if y is not None and kl_grad is not None and divergence is not None and divergence[1]:
+        grad.addcmul_(p.sub_(ref_x.exp_().div_(ref_total)), kl_grad, value=divergence[1])
+    if logprobs_grad is not None:
+        grad = _added_at(grad, targets[:, None], logprobs_grad)
+    z.copy_(grad.div_(temperature[:, None]))
 
 
 def _logits(hidden: Tensor, weight: Tensor) -> Tensor:
@@ -213,11 +258,22 @@ def _softmax(logits: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor, Tenso
     return x, p.div_(total), torch.stack([top, total])
 
 
-def _shift(p: Tensor, q: Tensor, totals: Tensor) -> Tensor:
-    """log (total of p / total of q) for `totals` (2, C), as precise as p - q, which a divergence of 1e-7 nats needs.
+def _dot(a: Float[Tensor, "c v"], b: Float[Tensor, "c v"]) -> Float[Tensor, " c"]:
+    """The dot product of each row."""
+    return (a * b).sum(1) if torch.compiler.is_compiling() else torch.linalg.vecdot(a, b)  # which it would not fuse
+
+
+def _added_at(x: Float[Tensor, "c v"], column: Int[Tensor, "c 1"], value: Float[Tensor, "c 1"]) -> Float[Tensor, "c v"]:
+    """`x`, which is overwritten, plus a value in one column of each row."""
+    if torch.compiler.is_compiling():  # the compiler would not fuse a scatter with the passes around it
+        return x + torch.where(torch.arange(x.shape[1], device=x.device) == column, value, 0.0)
+    return x.scatter_add_(1, column, value)
+
+
+def _shift(p: Tensor, q: Tensor, total: Tensor, ref_total: Tensor) -> Tensor:
+    """log (total of p / total of q), (C,), as precise as p - q, which a divergence of 1e-7 nats needs.
 
     The difference of two logs would have a rounding error of their size. The totals are rounded, too, so p and q sum
     only nearly to 1; the sum of p - q corrects for that.
     """
-    total, ref_total = totals
     return ((total - ref_total) / ref_total).log1p() + (p - q).sum(1)

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "rookexp"
 # Folder, module of the first level, or a folder's module that stands elsewhere than its folder -> floor. A module may
 # import its own floor and those below, on floor 2 only those below and its own folder.
 FLOORS = {
-    **dict.fromkeys(["__init__", "types", "errors"], 0),
+    **dict.fromkeys(["__init__", "types", "errors", "compiling"], 0),
     **dict.fromkeys(["ops", "returns", "schedule", "chess_text", "config.check", "verdict", "statistics"], 1),
     **dict.fromkeys(["draw", "lookup", "shares", "core_wait", "files"], 1),
     **dict.fromkeys(["losses", "aggregation", "kl", "coefficients", "baselines", "reference"], 2),

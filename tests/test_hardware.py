@@ -25,7 +25,7 @@ from rookexp.hardware import Hardware
 from rookexp.models.replays import Replays
 
 CPU: dict[str, Any] = {"device": "cpu", "threads": None, "precision": "fp32", "micro_batch": 4, "head_chunk": 64}
-CPU |= {"decode": "eager", "fit": False, "grow": "micro_batch", "memory_gib": None, "keep_freed": True}
+CPU |= {"decode": "auto", "compile": False, "fit": False, "grow": "micro_batch", "memory_gib": None, "keep_freed": True}
 
 
 @pytest.fixture(autouse=True)
@@ -83,17 +83,44 @@ def test_a_device_that_is_not_here_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_graphs_are_of_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"hardware\.decode=cuda_graph: needs a CUDA GPU, .* on cpu; allowed: eager"):
+    with pytest.raises(
+        ConfigError, match=r"hardware\.decode=cuda_graph: needs a CUDA GPU, .* cpu; allowed: auto, eager"
+    ):
         Hardware(**CPU | {"decode": "cuda_graph"})
     assert Hardware(**CPU).placed(tiny.policy()).replays is None
     made: list[Any] = []
     monkeypatch.setattr(hardware, "find_device", lambda device: "cuda")
     monkeypatch.setattr(hardware, "CudaGraphs", lambda: made.append(lambda step: step) or made[-1])
-    here = Hardware(**CPU | {"decode": "cuda_graph"})
+    assert Hardware(**CPU | {"decode": "eager"}).decode == "eager"
+    here = Hardware(**CPU)
+    assert here.decode == "cuda_graph", "what auto takes there"
     here.device = torch.device("cpu")  # a model cannot go to the other one here
     replays = [here.placed(tiny.policy()).replays for _ in range(2)]
     assert [own.record for own in replays if isinstance(own, Replays)] == made
     assert len(set(made)) == 2, "a model's own"
+
+
+def test_a_gpus_functions_are_compiled_where_a_run_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"hardware\.compile=true: needs a CUDA GPU, .* on cpu; allowed: false"):
+        Hardware(**CPU | {"compile": True})
+    asked: list[str | None] = []
+    monkeypatch.setattr(hardware, "find_device", lambda device: "cuda")
+    monkeypatch.setattr(hardware, "compile_fusible", asked.append)
+    Hardware(**CPU)
+    monkeypatch.setattr(hardware, "check_compiler", lambda device: None)
+    Hardware(**CPU | {"compile": True})
+    assert asked == [None, "cuda"]
+
+
+def test_a_compiler_that_fails_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(function: Any) -> Any:
+        raise RuntimeError("InvalidCxxCompiler: no working C++ compiler\nand a page more")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    with pytest.raises(ConfigError) as found:
+        hardware.check_compiler(torch.device("cpu"))
+    reason = "InvalidCxxCompiler: no working C++ compiler"
+    assert str(found.value) == f"hardware.compile=true: torch.compile fails here ({reason}); allowed: false"
 
 
 @pytest.mark.parametrize(("device", "sizes"), [("cpu", (24, 1024)), ("cuda", (64, 8192))])

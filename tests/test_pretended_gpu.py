@@ -17,7 +17,8 @@ from pretended_gpu import NAME, OnDevice, pretended_gpu, registered
 from test_config import TINY, compose
 from test_replays import rerun
 
-from rookexp import build, generate, hardware, session, track
+from rookexp import build, generate, hardware, ops, session, track
+from rookexp.models.packed import CopiedLinear
 from rookexp.models.replays import Replays
 
 RUNS = {
@@ -62,6 +63,30 @@ def refuses_and_counts() -> None:
         assert x.numbers.tolist() == [[7, 7, 7], [4, 5, 6]]
 
 
+def pads_what_it_multiplies() -> None:
+    """In bf16 with an odd vocabulary: the head with its gradients, and a decoding layer whose copies are refreshed."""
+    draw = torch.Generator().manual_seed(0)
+    hidden, head, ref = (torch.randn(n, 8, generator=draw).bfloat16() for n in (5, 97, 97))
+    targets, temperature = torch.randint(97, (5,), generator=draw), torch.linspace(0.5, 1.5, 5)
+    layer = torch.nn.Linear(8, 13)
+    found: dict[str, list[torch.Tensor]] = {}
+    for device in ("cpu", NAME):
+        with pretended_gpu():
+            h, w = (x.to(device).requires_grad_() for x in (hidden, head))
+            others = {"ref_hidden": hidden.to(device), "ref_head_weight": ref.to(device), "divergence": (0.5, 0.5)}
+            stats = ops.token_stats(h, w, targets.to(device), temperature.to(device), chunk=3, **others)
+            assert stats.ref is not None
+            gradients = torch.autograd.grad((stats.logprobs + stats.entropy + stats.ref.kl).sum(), (h, w))
+            copied = CopiedLinear(layer.weight.to(device), layer.bias.to(device), torch.bfloat16)
+            assert [len(x) for x in copied.operands] == [13 if device == "cpu" else 64] * 2
+            for copy in copied.copies:
+                copy += 1
+            results = (stats.logprobs, stats.entropy, stats.ref.kl, *gradients, copied(hidden.to(device)))
+            found[device] = [x.detach().cpu() for x in results]
+    for here, there in zip(found["cpu"], found[NAME], strict=True):
+        torch.testing.assert_close(there, here, rtol=2e-2, atol=2e-2)
+
+
 def trained(folder: Path, device: str, words: Sequence[str], *, recorded: bool = False) -> dict[str, Any]:
     """What a run of two steps logs, the second from the checkpoint of the first, and what each step waited for."""
     context: AbstractContextManager[Counter[str]] = pretended_gpu() if device == NAME else nullcontext(Counter())
@@ -86,6 +111,7 @@ def trained(folder: Path, device: str, words: Sequence[str], *, recorded: bool =
 def main(folder: Path) -> None:
     registered()  # the autograd engine has no queue for a device that comes after its first backward
     refuses_and_counts()
+    pads_what_it_multiplies()
     runs = {name: {d: trained(folder / name / d, d, words) for d in ("cpu", NAME)} for name, words in RUNS.items()}
     runs[RECORDED] = {d: trained(folder / RECORDED / d, d, (), recorded=True) for d in ("cpu", NAME)}
     (folder / "runs.json").write_text(json.dumps(runs), encoding="utf-8")

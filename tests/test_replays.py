@@ -153,11 +153,11 @@ def test_recordings_serve_other_prompts_seeds_and_weights() -> None:
         nudged(model)
         if step == 0:
             (batch,) = twin.replays.batches.values()
-            kept, address = dict(batch.replays), batch.cache.own.data_ptr()
+            kept, address = dict(batch.replays), batch.cache.kept.data_ptr()
     assert list(twin.replays.batches.values()) == [batch]
     assert set(kept) == {8, 16, 24}
     assert batch.replays == kept, "recorded once"
-    assert batch.cache.own.data_ptr() == address
+    assert batch.cache.kept.data_ptr() == address
 
 
 def test_other_shapes_and_ways_have_recordings_of_their_own_and_share_the_memory(
@@ -174,7 +174,7 @@ def test_other_shapes_and_ways_have_recordings_of_their_own_and_share_the_memory
         counts.append(len(twin.replays.batches))
         memory = twin.replays.memory
         assert memory is not None
-        storages = {batch.cache.own.untyped_storage().data_ptr() for batch in twin.replays.batches.values()}
+        storages = {batch.cache.kept.untyped_storage().data_ptr() for batch in twin.replays.batches.values()}
         assert storages == {memory.untyped_storage().data_ptr()}
     assert counts == [1, 2, 3, 3, 1, 2], "a larger batch than any before needs more memory, elsewhere"
     equal(greedy(twin, prompts, 12, EOT), greedy(model, prompts, 12, EOT))
@@ -207,6 +207,8 @@ def test_under_autocast_steps_read_copies_of_the_weights_that_are_those_of_now()
     model, prompts = wild(), mixed_prompts(16)
     twin = replaying(model)
     assert twin.replays is not None
+    plain = sample(twin, prompts, range(32), SAMPLING, EOT)  # without autocast the weights themselves serve
+    equal(plain, sample(model, prompts, range(32), SAMPLING, EOT))
     addresses = set()
     for _ in range(2):
         with torch.autocast("cpu", torch.bfloat16):
@@ -223,9 +225,8 @@ def test_under_autocast_steps_read_copies_of_the_weights_that_are_those_of_now()
         assert all(x.dtype == torch.bfloat16 for m in copies for x in m.copies)
         nudged(model)
     assert len(addresses) == 1
-    plain = sample(twin, prompts, range(32), SAMPLING, EOT)  # without autocast the weights themselves serve
-    equal(plain, sample(model, prompts, range(32), SAMPLING, EOT))
-    (low, plainly) = twin.replays.batches.values()
+    equal(sample(twin, prompts, range(32), SAMPLING, EOT), sample(model, prompts, range(32), SAMPLING, EOT))
+    (plainly, low) = twin.replays.batches.values()
     assert plainly.model is twin
     assert low.model is not twin
 

@@ -15,10 +15,12 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from rookexp.compiling import fusible
 from rookexp.models.kv_cache import KVCache
 from rookexp.models.packed import CopiedLinear, packing, product_dtype, with_packed_layers
 from rookexp.models.replays import Replays
 from rookexp.models.shared_prefix import SharedPrefix
+from rookexp.models.static_cache import StaticCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +62,13 @@ class Block(nn.Module):
         self.c_fc = nn.Linear(width, 4 * width)
         self.mlp_proj = nn.Linear(4 * width, width)
 
-    def qkv(self, x: Float[Tensor, "n t d"]) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, each (N, H, T, D/H)."""
-        q, k, v = self.c_attn(self.ln_1(x)).view(*x.shape[:2], 3, self.n_head, -1).permute(2, 0, 3, 1, 4).unbind(0)
-        return q, k, v
+    @fusible
+    def qkv(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n k"]:
+        """Queries, keys and values of all heads, side by side, from the block's input."""
+        projected: Tensor = self.c_attn(self.ln_1(x))
+        return projected
 
+    @fusible
     def finish(self, x: Float[Tensor, "*n d"], attended: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
         """The block's output, from its input and the attention output with heads joined."""
         x = x + self.attn_proj(attended)
@@ -111,7 +115,7 @@ class GPT2(nn.Module):
         """Final hidden states; hidden[:, t] predicts token t + 1. Padding after a row's end does not affect the row."""
         x = self.wte(tokens) + self.wpe.weight[: tokens.shape[1]]
         for block in self.blocks:
-            q, k, v = block.qkv(x)
+            q, k, v = block.qkv(x).unflatten(2, (3, block.n_head, -1)).permute(2, 0, 3, 1, 4)  # (N, H, T, D/H) each
             x = block.finish(x, joined(attention(q, k, v)))
         return self.ln_f(x)
 
@@ -132,7 +136,7 @@ class GPT2(nn.Module):
         rows = SharedPrefix(prompts, lengths, owner, completions, sizes, self.config.n_head)
         x = self.wte(rows.tokens) + self.wpe(rows.positions)  # (T, D)
         for block in self.blocks:
-            x = block.finish(x, rows.attend(block.c_attn(block.ln_1(x))))
+            x = block.finish(x, rows.attend(block.qkv(x)))
         return rows.apart(self.ln_f(x))
 
     def logits(self, hidden: Float[Tensor, "*n d"]) -> Float[Tensor, "*n v"]:
@@ -172,19 +176,19 @@ class GPT2(nn.Module):
         x = self.wte(prompts.tokens) + self.wpe(prompts.positions)  # (T, D)
         kept = []
         for block in self.blocks:
-            qkv = block.c_attn(block.ln_1(x))
+            qkv = block.qkv(x)
             kept.append(prompts.keys_and_values(qkv))
             x = block.finish(x, prompts.attend(qkv))
         keys, values = torch.stack(kept, 1)
         return self.ln_f(prompts.apart(x)[:, 0]), KVCache(keys, values, lengths, group_size, capacity)
 
-    def decode(self, tokens: Int[Tensor, " n"], cache: KVCache) -> Float[Tensor, "n d"]:
+    def decode(self, tokens: Int[Tensor, " n"], cache: KVCache | StaticCache) -> Float[Tensor, "n d"]:
         """The hidden state after one more token per row; the tokens are added to the cache."""
         # A finished row may stay in the batch for a while and run past the last position; its output is not read.
         positions = cache.positions.clamp(max=self.config.n_positions - 1)
         x = (self.wte(tokens) + self.wpe(positions))[:, None]
         for layer, block in enumerate(self.blocks):
-            x = block.finish(x, cache.attend(layer, block.c_attn(block.ln_1(x))))
+            x = block.finish(x, cache.attend(layer, block.qkv(x)))
         cache.step()
         return self.ln_f(x[:, 0])
 
@@ -195,5 +199,5 @@ class GPT2(nn.Module):
         places = columns - cache.lengths[cache.owner, None]
         x = self.wte(tokens) + self.wpe(columns.clamp(max=self.config.n_positions - 1))
         for layer, block in enumerate(self.blocks):
-            x = block.finish(x, cache.attend_ahead(layer, block.c_attn(block.ln_1(x)), places))
+            x = block.finish(x, cache.attend_ahead(layer, block.qkv(x), places))
         return self.ln_f(x)

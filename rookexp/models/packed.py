@@ -10,6 +10,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rookexp.ops import aligned
+
 ROWS = 32  # number of input rows the layout is optimised for; any number works
 # Elements of a float32 matrix up to which the plain product is faster for few rows: a oneDNN call alone takes 15 us.
 SMALL = 1 << 17
@@ -36,11 +38,12 @@ class CopiedLinear(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         super().__init__()
         self.sources = [x for x in (weight, bias) if x is not None]
-        self.copies = [x.detach().to(dtype, copy=True) for x in self.sources]
+        self.operands = [aligned(x.detach(), dtype).clone() for x in self.sources]
+        self.copies = [x[: len(weight)] for x in self.operands]
 
     def forward(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n k"]:
         """x @ weight.T + bias."""
-        return F.linear(x.to(self.copies[0].dtype), *self.copies)
+        return F.linear(x.to(self.operands[0].dtype), *self.operands)[..., : len(self.copies[0])]
 
 
 def product_dtype(device_type: str) -> torch.dtype | None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from rookexp.draw import Sampling, draw
@@ -17,7 +17,7 @@ from rookexp.models.packed import CopiedLinear, product_dtype
 from rookexp.models.static_cache import StaticCache
 
 PROMPT_STEP = 16  # prompts are padded to a multiple of this many tokens, so that more batches share a shape
-WINDOW = 32  # in tokens: a step reads the cache up to the next multiple of this, and has one recording per multiple
+WINDOW = 16  # in tokens: a step reads the cache up to the next multiple of this, and has one recording per multiple
 KEPT = 32  # most shapes whose recordings are kept; then the oldest is dropped
 
 Step = Callable[[], None]
@@ -71,7 +71,7 @@ class Replays:
 
     def __init__(self, record: Record) -> None:
         self.record = record
-        self.memory: Float[Tensor, " m"] | None = None
+        self.memory: UInt8[Tensor, " b"] | None = None
         self.batches: dict[Hashable, Batch] = {}
         self.twins: dict[torch.dtype, Any] = {}  # copies of the model that compute in another dtype
 
@@ -106,13 +106,14 @@ class Replays:
         prompts, (steps, n) = len(cache.lengths), uniforms.shape
         size = -(-cache.prompt_keys.shape[3] // PROMPT_STEP) * PROMPT_STEP
         capacity = -(-(steps - 1) // WINDOW) * WINDOW  # the last token drawn is never fed back
-        key = (product_dtype(uniforms.device.type), prompts, n, size, capacity, sampling, eot_id)
-        shape = size, n // prompts, capacity
-        floats = StaticCache.element_count(cache, *shape)
-        if self.memory is None or len(self.memory) < floats:
+        dtype = product_dtype(uniforms.device.type) or cache.prompt_keys.dtype
+        key = (dtype, prompts, n, size, capacity, sampling, eot_id)
+        shape = size, n // prompts, capacity, dtype
+        needed = StaticCache.bytes(cache, *shape)
+        if self.memory is None or len(self.memory) < needed:
             self.batches.clear()
             self.memory = None  # freed before the new one is allocated
-            self.memory = uniforms.new_empty(floats)
+            self.memory = uniforms.new_empty(needed, dtype=torch.uint8)
         if key not in self.batches:
             if len(self.batches) == KEPT:
                 del self.batches[next(iter(self.batches))]
@@ -132,7 +133,7 @@ class Batch:
     def __init__(
         self, model: Any, cache: StaticCache, n: int, width: int, sampling: Sampling, eot_id: int, record: Record
     ) -> None:
-        device = cache.lengths.device
+        device = cache.positions.device
         self.model = model
         self.cache = cache
         self.sampling = sampling

@@ -67,11 +67,11 @@ class SharedPrefix:
         columns = torch.arange(max(s, c - 1), device=prompts.device)
         self.on_prompt = columns[:s] < lengths[:, None]  # (P, S) True where the padded prompts have a token
         on_rows = columns[: c - 1] < self.sizes[:, None]  # (N, C - 1)
-        self.at = torch.cat((self.on_prompt.flatten(), on_rows.flatten())).nonzero()[:, 0]  # (T,) places in padded rows
-        places = torch.zeros(p * s + n * (c - 1), dtype=self.at.dtype, device=self.at.device)
-        places[self.at] = torch.arange(len(self.at), device=self.at.device)
-        last = places[owner * s + lengths[owner] - 1]
-        rows = places[p * s :].view(n, c - 1)[order.argsort()]
+        self.inside = torch.cat((self.on_prompt.flatten(), on_rows.flatten()))  # (places,) True where a token is
+        self.at = self.inside.nonzero()[:, 0]  # (T,) places in padded rows
+        self.places = self.inside.cumsum(0) - 1  # the inverse; padding has the index of the last token before it
+        last = self.places[owner * s + lengths[owner] - 1]
+        rows = self.places[p * s :].view(n, c - 1)[order.argsort()]
         self.predicting = torch.cat((last[:, None], rows), 1)  # (N, C) index of each completion token's predictor
         self.tokens = torch.cat((prompts.flatten(), completions[order, :-1].flatten()))[self.at]
         positions = columns[:s].expand(p, s).flatten(), (lengths[self.owner, None] + columns[: c - 1]).flatten()
@@ -99,16 +99,22 @@ class SharedPrefix:
     def _masked(self, qkv: Float[Tensor, "t k"]) -> Float[Tensor, "t d"]:
         """`attend` with PyTorch's kernels, on padded rows whose keys and values follow those of their prompts."""
         p, s, n, c = self.shape
-        padded = qkv.new_zeros(p * s + n * c, qkv.shape[1]).index_copy(0, self.at, qkv)
+        padded: Tensor = _Moved.apply(qkv, self.places, self.at, None)
         of_prompts, of_rows = padded.unflatten(1, (3, self.n_head, -1)).split((p * s, n * c))
         q, k, v = of_prompts.unflatten(0, (p, s)).permute(2, 0, 3, 1, 4)
         on_prompts = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        q, own_k, own_v = of_rows.unflatten(0, (n, c)).permute(2, 0, 3, 1, 4)
-        # index_select, because its backward adds rows in parallel; the backward of k[owner] adds them one by one.
-        k, v = (torch.cat((x.index_select(0, self.owner), own), 2) for x, own in ((k, own_k), (v, own_v)))
+        # A product with zeros and ones copies each prompt to its rows; its backward adds them up in fp32, in order.
+        mine = (self.owner[:, None] == torch.arange(p, device=qkv.device)).to(qkv.dtype)  # (N, P)
+        seen = (mine @ of_prompts[:, 1:].reshape(p, -1)).view(n, s, 2, *of_rows.shape[2:])
+        q, (k, v) = (
+            of_rows[:, 0].unflatten(0, (n, c)),
+            torch.cat((seen, of_rows[:, 1:].unflatten(0, (n, c))), 1).unbind(2),
+        )
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         on_rows = F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask)
         joined = torch.cat([x.transpose(1, 2).reshape(-1, qkv.shape[1] // 3) for x in (on_prompts, on_rows)])
-        return joined.index_select(0, self.at)
+        moved: Tensor = _Moved.apply(joined, self.at, self.places, self.inside)
+        return moved
 
     @cached_property
     def mask(self) -> Bool[Tensor, "n 1 c w"]:
@@ -132,6 +138,27 @@ class SharedPrefix:
             for part in parts(len(sizes), max(1, CACHED_BYTES // bytes_of_row)):
                 found.append(Piece(prompt, found[-1].tokens.stop if found else 0, sizes[part], later))
         return found
+
+
+class _Moved(torch.autograd.Function):
+    """Rows of `x` at the indices `at`, of which `back` is the inverse; where not `real`, rows of `x` are padding.
+
+    Backward takes rows, too: that of an index_select adds them to zeros, one by one and in no certain order.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Float[Tensor, "m k"], at: Tensor, back: Tensor, real: Tensor | None
+    ) -> Float[Tensor, "n k"]:
+        ctx.save_for_backward(back, real)
+        return x.index_select(0, at)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Float[Tensor, "n k"]) -> tuple[Tensor, None, None, None]:
+        back, real = ctx.saved_tensors
+        found = grad.index_select(0, back)
+        return (found if real is None else found.mul_(real[:, None])), None, None, None
 
 
 class _Attention(torch.autograd.Function):

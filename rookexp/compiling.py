@@ -1,0 +1,34 @@
+"""Functions of many small passes over tensors, which `torch.compile` joins into few kernels where a run asks for it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import torch
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_compiled_on: str | None = None  # type of device
+
+
+def compile_fusible(device_type: str | None) -> None:
+    """From now on, in this process, `fusible` functions of tensors on such a device are compiled, at the first call."""
+    global _compiled_on
+    _compiled_on = device_type
+
+
+def fusible(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, or where `compile_fusible` asks for it its compiled form: the same results, up to rounding."""
+
+    @functools.cache
+    def compiled() -> Callable[P, R]:
+        return torch.compile(function, dynamic=True)
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        there = any(isinstance(x, torch.Tensor) and x.device.type == _compiled_on for x in args)
+        return (compiled() if there else function)(*args, **kwargs)
+
+    return call
