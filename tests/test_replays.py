@@ -142,6 +142,17 @@ def test_samples_are_those_of_the_eager_loop(way: Sampling) -> None:
     assert torch.equal(found.forwards, expected.forwards)
 
 
+@pytest.mark.parametrize(("group_size", "bunches"), [(1, 6), (3, 6), (5, 30), (6, 12), (8, 12)])
+def test_rows_of_a_group_of_any_size_attend_in_bunches(group_size: int, bunches: int) -> None:
+    model, prompts = wild(), mixed_prompts(6)
+    twin, seeds = replaying(model), range(6 * group_size)
+    for _ in range(2):
+        equal(sample(twin, prompts, seeds, SAMPLING, EOT), sample(model, prompts, seeds, SAMPLING, EOT))
+        prompts = prompts[::-1]
+    assert twin.replays is not None
+    assert [batch.cache.kept.shape[2] for batch in twin.replays.batches.values()] == [bunches]
+
+
 def test_recordings_serve_other_prompts_seeds_and_weights() -> None:
     model = wild()
     twin = replaying(model, taped)

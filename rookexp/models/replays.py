@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -108,8 +109,8 @@ class Replays:
         capacity = -(-(steps - 1) // WINDOW) * WINDOW  # the last token drawn is never fed back
         dtype = product_dtype(uniforms.device.type) or cache.prompt_keys.dtype
         key = (dtype, prompts, n, size, capacity, sampling, eot_id)
-        shape = size, n // prompts, capacity, dtype
-        needed = StaticCache.bytes(cache, *shape)
+        room = size, n // prompts, capacity
+        needed = math.prod(StaticCache.shape(cache, *room)) * dtype.itemsize
         if self.memory is None or len(self.memory) < needed:
             self.batches.clear()
             self.memory = None  # freed before the new one is allocated
@@ -117,7 +118,7 @@ class Replays:
         if key not in self.batches:
             if len(self.batches) == KEPT:
                 del self.batches[next(iter(self.batches))]
-            static = StaticCache(cache, *shape, self.memory)
+            static = StaticCache(cache, *room, dtype, self.memory)
             self.batches[key] = Batch(model, static, n, capacity + 1, sampling, eot_id, self.record)
         batch = self.batches[key]
         batch.begin(cache, logits, uniforms)
