@@ -103,15 +103,12 @@ class SharedPrefix:
         of_prompts, of_rows = padded.unflatten(1, (3, self.n_head, -1)).split((p * s, n * c))
         q, k, v = of_prompts.unflatten(0, (p, s)).permute(2, 0, 3, 1, 4)
         on_prompts = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        # A product with zeros and ones copies each prompt to its rows; its backward adds them up in fp32, in order.
+        # A product with zeros and ones copies each prompt to its rows; its backward adds the copies' gradients in fp32.
         mine = (self.owner[:, None] == torch.arange(p, device=qkv.device)).to(qkv.dtype)  # (N, P)
         seen = (mine @ of_prompts[:, 1:].reshape(p, -1)).view(n, s, 2, *of_rows.shape[2:])
-        q, (k, v) = (
-            of_rows[:, 0].unflatten(0, (n, c)),
-            torch.cat((seen, of_rows[:, 1:].unflatten(0, (n, c))), 1).unbind(2),
-        )
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        on_rows = F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask)
+        own = of_rows.unflatten(0, (n, c))
+        k, v = torch.cat((seen, own[:, :, 1:]), 1).permute(2, 0, 3, 1, 4)
+        on_rows = F.scaled_dot_product_attention(own[:, :, 0].transpose(1, 2), k, v, attn_mask=self.mask)
         joined = torch.cat([x.transpose(1, 2).reshape(-1, qkv.shape[1] // 3) for x in (on_prompts, on_rows)])
         moved: Tensor = _Moved.apply(joined, self.at, self.places, self.inside)
         return moved
@@ -143,7 +140,7 @@ class SharedPrefix:
 class _Moved(torch.autograd.Function):
     """Rows of `x` at the indices `at`, of which `back` is the inverse; where not `real`, rows of `x` are padding.
 
-    Backward takes rows, too: that of an index_select adds them to zeros, one by one and in no certain order.
+    Backward takes rows by indices, too; that of an index_select adds them to zeros, which takes longer.
     """
 
     @staticmethod

@@ -25,7 +25,7 @@ class StaticCache:
     def __init__(
         self, like: KVCache, size: int, group_size: int, capacity: int, dtype: torch.dtype, memory: UInt8[Tensor, " b"]
     ) -> None:
-        """Room in the first bytes of `memory` for `like`'s prompts, up to `size` tokens, and `capacity` tokens a row."""
+        """Room at the start of `memory` for `like`'s prompts, up to `size` tokens each, and `capacity` tokens a row."""
         shape = self.shape(like, size, group_size, capacity)
         bunches, sharers = shape[2], len(like.lengths) * group_size // shape[2]
         self.size = size
