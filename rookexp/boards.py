@@ -62,8 +62,8 @@ def answer(
     Grey: listed; blue: chosen; green: the engine's best, also if it is the chosen one; red: chosen and illegal.
     `best_is`: the name of the engine's best in the words if it was chosen, and if it was not.
     """
-    board, parsed = board_of(prompt), chess_text.parse_p(prompt + completion)
-    if board is None or parsed is None:
+    board, parsed = board_of(prompt), chess_text.p_answer(prompt, completion)
+    if board is None:
         return None
     legal = chess_text.legal_ucis(board)
     colours = {move: LISTED for move in parsed.moves if move in legal}
@@ -104,6 +104,8 @@ def next_state(prompt: str, completion: str, gold: str) -> tuple[str, Drawing] |
     wrong += [name for name in ("reward", "terminated", "truncated") if getattr(said, name) != getattr(true, name)]
     if len(given) > len(FEN_FIELDS) or said.extra:
         wrong.append("too many fields")
+    if not wrong and said != true:
+        wrong.append("spaces")
     words = f"{asked.move}: " + (f"wrong {', '.join(wrong)}" if wrong else "exact")
     return _pieces_of(placed, chess.WHITE), Drawing(_marks(arrows, chess.WHITE), words)
 

@@ -243,6 +243,14 @@ def parse_p(text: str) -> PolicyAnswer | None:
     )
 
 
+def p_answer(prompt: str, completion: str) -> PolicyAnswer:
+    """The answer to a P prompt; empty where the completion adds to the position, or other words, before `M:`."""
+    asked, answer = parse_p(prompt), parse_p(prompt + completion)
+    if asked is None or answer is None or answer.fen != asked.fen:
+        return PolicyAnswer("", (), (), None, "")
+    return answer
+
+
 # ---- A: documents -----------------------------------------------------------------------------------------------
 
 

@@ -99,8 +99,7 @@ def is_well_formed(prompt: Prompt, text: str) -> bool:
     """Whether a completion has the format that its prompt asks for, whatever it says."""
     if prompt.task == "A":
         return chess_text.parse_a_completion(text).valid
-    asked, answer = chess_text.parse_p(prompt.text), chess_text.parse_p(prompt.text + text)
-    return asked is not None and answer is not None and answer.well_formed and answer.fen == asked.fen
+    return chess_text.p_answer(prompt.text, text).well_formed
 
 
 def model_folder(path: Path) -> Path:

@@ -48,6 +48,14 @@ def test_too_few_lines_are_an_error(tmp_path: Path) -> None:
     engine.close()
 
 
+def test_a_move_on_two_lines_is_not_two_lines(tmp_path: Path) -> None:
+    lines = [("cp 30", "e2e4"), ("cp 10", "e2e4")]
+    engine = Stockfish(path=answering(tmp_path, lines), nodes=7, depth=None, multipv=2, timeout_s=10.0)
+    with pytest.raises(EngineError, match=r"1 of 2 lines .* 7 nodes: raise the limit"):
+        engine.lines(chess.Board())
+    engine.close()
+
+
 def test_a_limit_that_ends_the_first_iteration_grows_until_each_move_has_a_value(tmp_path: Path) -> None:
     path = uci(
         tmp_path,

@@ -8,16 +8,19 @@ import random
 import chess
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rookexp import chess_text, statistics
+from rookexp import boards, chess_text, statistics
 from rookexp.corpora import documents
 from rookexp.errors import DataError
+from rookexp.rewards.chess import PolicyReward
+from rookexp.rewards.environment import Exact
 from rookexp.tasks import positions
 from rookexp.tasks.a_figures import environment_figures
 from rookexp.tasks.figures import Estimate, Figure, Tally, bounded, mean_of, median_of, pooled, ratio_of
 from rookexp.tasks.p_figures import best_moves, policy_figures
+from rookexp.types import Prompt
 
 WHITE = "6k1/5ppp/8/8/8/8/5PPP/R5K1 w - - 0 20"
 BLACK = "r5k1/5ppp/8/8/8/8/5PPP/6K1 b - - 0 20"
@@ -409,6 +412,79 @@ def test_parts_of_an_answer_count_by_themselves() -> None:
     assert (share(figures["truncated right"]), share(figures["outcome right, ongoing"])) == (1, 0)
     figures = environment_figures([gold], [completion(gold) + "+0"])
     assert (share(figures["valid"]), share(figures["answer exact"])) == (0, 0)
+    assert share(figures["outcome right, ongoing"]) == 0, "as in the rewards, an answer of five fields has no outcome"
+
+
+BITS = [
+    " ",
+    "M:",
+    "E:",
+    "B:",
+    "e2e4",
+    "a1a8",
+    "h7h6",
+    "0.5",
+    "-3.1",
+    "nan",
+    "x",
+    "+",
+    "+0",
+    "1",
+    "0.001",
+    "<|endoftext|>",
+]
+CHANGES = st.lists(st.tuples(st.integers(0, 200), st.integers(0, 4), st.sampled_from(["", *BITS])), max_size=4)
+
+
+def changed(text: str, changes: list[tuple[int, int, str]]) -> str:
+    """The text with some of its characters replaced by others."""
+    for place, length, instead in changes:
+        at = place % (len(text) + 1)
+        text = text[:at] + instead + text[at + length :]
+    return text
+
+
+@given(fen=st.sampled_from([WHITE, BLACK]), padded=st.booleans(), changes=CHANGES)
+@settings(max_examples=300)
+def test_rewards_and_figures_read_a_p_answer_alike(fen: str, padded: bool, changes: list[tuple[int, int, str]]) -> None:
+    moves = ["a1a8", "h2h3", "g2g4"] if fen == WHITE else ["a8a1", "h7h6", "g7g5"]
+    gold, truth = p_gold(fen, moves, [900, 20, -310]), chess_text.Annotation(fen, tuple(moves), (900, 20, -310))
+    prompt = chess_text.p_prompt_padded(fen) if padded else chess_text.p_prompt(fen)
+    text = changed(gold.removeprefix(prompt), changes)
+    asked = [Prompt(prompt, (1,), truth, "P")]
+    parts = PolicyReward(best=0.5, candidates=0.3, evals=0.2).score(asked, [text]).parts
+    figures = policy_figures([gold], [text], [prompt], None)
+    answer = chess_text.p_answer(prompt, text)
+    assert share(figures["B legal"]) == parts["best_legal"]
+    assert share(figures["B is the engine's move"]) == parts["best_is_engine"]
+    assert share(figures["format valid"]) == (parts["format_valid"] and not answer.trailing_garbage)
+    if answer.moves:
+        assert share(figures["listed moves legal"]) == pytest.approx(float(parts["moves_legal"]))
+    if parts["argmax_is_engine"] in (0, 1):  # else it is split among equals, and the first counts
+        assert share(figures["the highest-valued listed move is the engine's"]) == parts["argmax_is_engine"]
+    drawn = boards.answer(prompt, text, moves[0])
+    assert drawn is not None
+    assert (f"best {moves[0]}," in drawn.words) == bool(parts["best_is_engine"])
+
+
+@given(changes=CHANGES)
+@example(changes=[(190, 0, " ")])
+@settings(max_examples=300)
+def test_rewards_and_figures_read_an_a_answer_alike(changes: list[tuple[int, int, str]]) -> None:
+    gold = a_gold(*FIRST)
+    text = changed(completion(gold), changes)
+    truth = chess_text.transition(*FIRST, legality="strict")
+    parts = Exact().score([Prompt(gold.removesuffix(completion(gold)), (1,), truth, "A")], [text]).parts
+    figures = environment_figures([gold], [text])
+    assert share(figures["next state exact"]) == parts["fen_strict"]
+    assert share(figures["next state, first four fields"]) == parts["fen_lenient"]
+    assert share(figures["next state, board"]) == parts["fen_board"]
+    assert share(figures["outcome right, ongoing"]) == parts["recall_ongoing"]
+    assert share(figures["valid"]) >= parts["state_valid"]
+    assert share(figures["answer exact"]) >= parts["exact"]
+    drawn = boards.next_state(gold, text, completion(gold))
+    if drawn is not None:
+        assert drawn[1].words.endswith(": exact") == bool(share(figures["answer exact"]))
 
 
 def test_always_the_commonest_class_is_the_baseline_and_macro_figures_see_it() -> None:

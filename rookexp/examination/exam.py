@@ -263,8 +263,8 @@ def of_different_names(paths: Sequence[str]) -> list[Path]:
 
 def policy_shown(prompt: str, completion: str, gold: str, best: Sequence[str]) -> Shown:
     """A P answer; right where B is one of `best`."""
-    answer = chess_text.parse_p(prompt + completion)
-    found = next((move for move in best if answer is not None and move == answer.best), None)
+    chosen = chess_text.p_answer(prompt, completion).best
+    found = chosen if chosen in best else None
     return Shown(prompt, completion, gold, right=found is not None, best=found or best[0])
 
 

@@ -17,6 +17,7 @@ from rookexp.chess_text import (
     PolicyAnswer,
     board_of,
     legal_ucis,
+    p_answer,
     p_fields,
     parse_p,
     pawns_to_cp,
@@ -54,11 +55,12 @@ class PJudged:
     def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
         """Rewards (N,) of N = P x G completions of P prompts, row p*G+g for prompt p; each depends on its row alone.
 
-        A completion is parsed by `answer_to`. Parts (N,): the components; `format_valid` 1 where it is well formed;
-        `best_legal` 1 where B is legal; `moves_legal` share of legal moves in the list, 0 for an empty one;
+        A completion is parsed by `chess_text.p_answer`. Parts (N,): the components; `format_valid` 1 where it is well
+        formed; `best_legal` 1 where B is legal; `moves_legal` share of legal moves in the list, 0 for an empty one;
         `best_is_engine` 1 where B is the first move of the annotation; `argmax_is_engine` the same for the listed move
-        with the highest evaluation, split among equals; both NaN without an annotation. These two and `reward` come
-        also with `_white` and `_black` behind, NaN where the other side is to move. What is missing counts as 0.
+        with the highest evaluation, where it is well formed, split among equals; both NaN without an annotation. These
+        two and `reward` come also with `_white` and `_black` behind, NaN where the other side is to move. What is
+        missing counts as 0.
         Raises: DataError for a prompt that is not a P prompt of a legal position.
         """
         return scored(prompts, texts, self._reader)
@@ -71,7 +73,7 @@ class PJudged:
         asked = Asked(truth, legal_ucis(board), board.turn)
 
         def row(text: str) -> Row:
-            answer = answer_to(prompt, text)
+            answer = p_answer(prompt.text, text)
             return _with_diagnostics(self.worth(answer, asked), answer, asked)
 
         return row
@@ -129,14 +131,6 @@ def _ends(prompt: str, text: str) -> tuple[int, ...]:
     starts, end = p_fields(prompt + text), len(prompt + text)
     best = starts.get("B", end)
     return tuple(max(0, mark - len(prompt)) for mark in (starts.get("E", best), best, end))
-
-
-def answer_to(prompt: Prompt, text: str) -> PolicyAnswer:
-    """The parsed answer to a P prompt; empty where the completion adds to the position, or other words, before `M:`."""
-    asked, answer = parse_p(prompt.text), parse_p(prompt.text + text)
-    if asked is None or answer is None or answer.fen != asked.fen:
-        return PolicyAnswer("", (), (), None, "")
-    return answer
 
 
 def not_p(prompt: Prompt) -> DataError:
@@ -234,7 +228,7 @@ def known_evals(truth: Annotation) -> dict[str, int]:
 
 def _argmax_share(answer: PolicyAnswer, engine_best: str) -> float:
     """Probability that a random one of the moves listed with the highest evaluation is the engine's; 0 without any."""
-    pairs = answer.pairs()
+    pairs = answer.pairs() if answer.well_formed else None
     if not pairs:
         return 0.0
     highest = max(value for _, value in pairs)

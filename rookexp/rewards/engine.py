@@ -101,18 +101,19 @@ class Stockfish:
         With `only`, just the line that begins with this legal move. A node limit can end an iteration half way, so the
         lines are sorted by value here. Where it ends the very first iteration, as among many captures, some moves have
         no value yet, and the position is searched again with more nodes.
-        Raises: EngineError when the engine crashes, takes longer than the timeout, or gives too few lines.
+        Raises: EngineError when the engine crashes, takes longer than the timeout, or gives lines of too few moves.
         """
         wanted = 1 if only else min(self.multipv, board.legal_moves.count())
         if wanted == 0:
             return []
-        lines: list[Line] = []
+        moves: set[chess.Move] = set()
         for limit in self._limits:
             lines = self._search(board, only, limit)
-            if len(lines) == wanted and (only is None or lines[0].move == only):
+            moves = {line.move for line in lines}  # engines have been seen to repeat one, with another value
+            if len(moves) == len(lines) == wanted and only in (None, *moves):
                 return sorted(lines, key=lambda line: -line.eval_cp)
         raise EngineError(
-            f"{self.path} gave {len(lines)} of {wanted} lines on {board.fen()!r}{f' after {only}' if only else ''} "
+            f"{self.path} gave {len(moves)} of {wanted} lines on {board.fen()!r}{f' after {only}' if only else ''} "
             f"with {self.limit}: raise the limit (nodes, depth; an evaluation has engine_nodes) or give another engine"
         )
 

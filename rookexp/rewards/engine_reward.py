@@ -10,8 +10,8 @@ import chess
 import torch
 from annotated_types import Ge
 
-from rookexp.chess_text import MAX_LINES, Annotation, PolicyAnswer, board_of, legal_ucis, p_completion
-from rookexp.rewards.chess import PolicyReward, answer_to, evals_component, not_p
+from rookexp.chess_text import MAX_LINES, Annotation, PolicyAnswer, board_of, legal_ucis, p_answer, p_completion
+from rookexp.rewards.chess import PolicyReward, evals_component, not_p
 from rookexp.rewards.engine_cache import position_of
 from rookexp.rewards.engine_pool import EnginePool, Question
 from rookexp.types import Prompt, Scores
@@ -89,7 +89,7 @@ class EngineReward:
             known = zip(prompt.answer.moves, prompt.answer.evals_cp, strict=True)
             values |= {Question(position, move): value for move, value in known}
             for text in texts[p * group : (p + 1) * group]:
-                answer = answer_to(prompt, text)
+                answer = p_answer(prompt.text, text)
                 rows.append((answer, legal, [Question(position, move) for move in _judged(answer, legal)]))
         new = list(dict.fromkeys(question for _, _, listed in rows for question in listed if question not in values))
         values |= {question: lines[0].eval_cp for question, lines in zip(new, self.engine.analyse(new), strict=True)}

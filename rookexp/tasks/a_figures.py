@@ -109,8 +109,8 @@ def read_gold(document: str) -> tuple[EnvironmentPrompt, chess.Board, Environmen
 
 
 def same(answer: EnvironmentAnswer, gold: EnvironmentAnswer) -> bool:
-    """Whether the answer has all six fields of the gold FEN, its reward and both flags, and nothing else."""
-    return chess_text.match(answer.new_fen, gold.new_fen).strict and answer == gold
+    """Whether the answer has the gold FEN as it is written, its reward and both flags, and nothing else."""
+    return answer == gold
 
 
 def _add_illegal(tally: Tally, prompt: EnvironmentPrompt, board: chess.Board, answer: EnvironmentAnswer) -> None:
@@ -126,8 +126,8 @@ def _add_illegal(tally: Tally, prompt: EnvironmentPrompt, board: chess.Board, an
 
 
 def _outcome(answer: EnvironmentAnswer) -> str | None:
-    """The outcome class of an answer; None where it is of none."""
-    return OUTCOMES.get((answer.reward, answer.terminated, answer.truncated))
+    """The outcome class of an answer; None where it is of none, or has more than four fields."""
+    return OUTCOMES.get((answer.reward, answer.terminated, answer.truncated)) if answer.valid else None
 
 
 def _slices(board: chess.Board, uci: str) -> list[str]:

@@ -54,8 +54,7 @@ def play(ask: Ask, prompt: Callable[[str], str], *, games: int, plies: int, seed
         prompts = [prompt(boards[game].fen()) for game in live]
         completions = ask(prompts, [ops.seed_of(seed, "game", game, ply) for game in live])
         for game, asked, completion in zip(live, prompts, completions, strict=True):
-            answer, board = chess_text.parse_p(asked + completion), boards[game]
-            best = "" if answer is None else answer.best or ""
+            best, board = chess_text.p_answer(asked, completion).best or "", boards[game]
             if best in chess_text.legal_ucis(board):
                 board.push_uci(best)
                 if board.outcome(claim_draw=False) is not None:

@@ -76,17 +76,16 @@ def mate_figures(problems: Sequence[Problem], completions: Sequence[str], prompt
     """
     whole, sides = Tally(), {name: Tally() for name in SIDES.values()}
     for problem, completion, prompt in zip(problems, completions, prompts, strict=True):
-        answer, board = chess_text.parse_p(prompt + completion), chess.Board(problem.fen)
-        best, listed = (answer.best, answer.moves) if answer is not None else (None, ())
+        answer, board = chess_text.p_answer(prompt, completion), chess.Board(problem.fen)
         highest, legal = highest_valued(answer), chess_text.legal_ucis(board)
         for tally in (whole, sides[SIDES[board.turn]]):
-            tally.add("B mates", best in problem.mates)
+            tally.add("B mates", answer.best in problem.mates)
             tally.add("the highest-valued listed move mates", highest in problem.mates)
-            tally.add("a mating move is listed", bool(set(problem.mates) & set(listed)))
-            tally.add("B legal", best in legal)
+            tally.add("a mating move is listed", bool(set(problem.mates) & set(answer.moves)))
+            tally.add("B legal", answer.best in legal)
             tally.add("the highest-valued listed move legal", highest in legal)
             if problem.target is not None:
-                tally.add("B is the target", best == problem.target)
+                tally.add("B is the target", answer.best == problem.target)
                 tally.add("the highest-valued listed move is the target", highest == problem.target)
             tally.measure("a random legal move mates", len(problem.mates) / len(legal))
     return whole.figures() | by_side(sides)

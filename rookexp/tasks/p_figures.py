@@ -25,8 +25,9 @@ def policy_figures(
 
     A document's lines are the engine's; its best move is any of them with the highest evaluation, and the move after
     `B:` is only the label. Rates are over all documents unless the name says otherwise: an unreadable answer is a
-    miss. A word in the list that is not a move counts as an illegal one. Where an answer gives several listed moves the
-    same highest value, the first of them is taken: the order carries no information, so that is a fair draw.
+    miss, and so is one to another position. Nothing follows B in a valid format. A word in the list that is not a move
+    counts as an illegal one. Where an answer gives several listed moves the same highest value, the first of them is
+    taken: the order carries no information, so that is a fair draw.
     `highest-valued` and `lowest-valued` of B count every well-formed answer whose values are not all equal; any one of
     equals is right, and B listed twice with different values is neither.
 
@@ -42,7 +43,7 @@ def policy_figures(
     known = [None] * len(documents) if values is None else values
     for document, completion, prompt, value in zip(documents, completions, prompts, known, strict=True):
         gold, lines, board = _read(document)
-        answer = chess_text.parse_p(prompt + completion) or chess_text.PolicyAnswer("", (), (), None, "")
+        answer = chess_text.p_answer(prompt, completion)
         truths = {"if among the engine's": {move: chess_text.pawns_to_cp(pawns) for move, pawns in lines.items()}}
         if value is not None:
             truths["by Stockfish"] = dict(value)
@@ -62,9 +63,9 @@ def best_moves(document: str) -> list[str]:
     return [move for move, value in lines.items() if value == max(lines.values())]
 
 
-def highest_valued(answer: chess_text.PolicyAnswer | None) -> str | None:
+def highest_valued(answer: chess_text.PolicyAnswer) -> str | None:
     """The listed move that an answer values highest, the first of equals; None unless it is well formed."""
-    pairs = answer.pairs() if answer is not None and answer.well_formed else None
+    pairs = answer.pairs() if answer.well_formed else None
     return max(pairs, key=lambda pair: pair[1])[0] if pairs else None
 
 
@@ -92,7 +93,7 @@ def _add_policy(
     best = {move for move, value in lines.items() if value == max(lines.values())}
     pairs = answer.pairs() if answer.well_formed else None
     highest = highest_valued(answer)
-    tally.add("format valid", answer.well_formed and answer.fen == gold.fen and not answer.trailing_garbage)
+    tally.add("format valid", answer.well_formed and not answer.trailing_garbage)
     tally.add("B legal", answer.best in legal)
     tally.add("the highest-valued listed move legal", highest in legal)
     tally.add_bunch("listed moves legal", sum(answer.legality(legal)), len(answer.moves))
