@@ -144,6 +144,14 @@ def test_shards_of_other_settings_are_not_mixed(tmp_path: Path) -> None:
             corpus(tmp_path, engine_path=crashing(tmp_path)).annotate()
 
 
+def test_a_folder_without_a_finished_shard_takes_other_settings(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="crashing failed on .* with 1000 nodes"):
+        corpus(tmp_path, engine_path=crashing(tmp_path)).annotate()
+    with pytest.raises(EngineError, match="crashing failed on .* with 300 nodes"):
+        corpus(tmp_path, engine_path=crashing(tmp_path), nodes=300).annotate()
+    assert json.loads((tmp_path / "annotations.json").read_text())["nodes"] == 300
+
+
 def test_a_failing_engine_is_one_error_and_finished_shards_stay(tmp_path: Path) -> None:
     before = finished(tmp_path)
     shard_path(tmp_path, 1).unlink()

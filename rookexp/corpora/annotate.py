@@ -23,6 +23,11 @@ def shard_path(folder: Path, index: int) -> Path:
     return folder / f"annotations-{index:05d}.jsonl"
 
 
+def finished_shards(folder: Path) -> Iterator[Path]:
+    """The files of all shards in a folder."""
+    return folder.glob("annotations-*.jsonl")
+
+
 def annotated_rows(rng: random.Random, kinds: Mapping[str, int], engine: Lasting) -> Iterator[dict[str, Any]]:
     """Rows `{fen, kind, moves, evals_cp}`, best move first; self-play rows also carry `game`, the moves so far.
 

@@ -163,10 +163,12 @@ class Corpus:
     def _check_settings(self, settings: Mapping[str, Any]) -> None:
         """Refuses to mix new shards with shards of other settings; makes the folder and records the settings.
 
+        Settings under which no shard was finished bind nobody.
         Raises: DataError.
         """
         path = self.path / "annotations.json"
         known = read_object(path, "it says how the shards were made: delete the folder or choose another one")
+        known = known if any(annotate.finished_shards(self.path)) else {}
         for key, value in settings.items():
             if known.get(key, value) != value:
                 raise DataError(
