@@ -102,14 +102,15 @@ class SharedPrefix:
         padded: Tensor = _Moved.apply(qkv, self.places, self.at, None)
         of_prompts, of_rows = padded.unflatten(1, (3, self.n_head, -1)).split((p * s, n * c))
         q, k, v = of_prompts.unflatten(0, (p, s)).permute(2, 0, 3, 1, 4)
-        on_prompts = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        # A product with zeros and ones copies each prompt to its rows; its backward adds the copies' gradients in fp32.
-        mine = (self.owner[:, None] == torch.arange(p, device=qkv.device)).to(qkv.dtype)  # (N, P)
-        seen = (mine @ of_prompts[:, 1:].reshape(p, -1)).view(n, s, 2, *of_rows.shape[2:])
-        own = of_rows.unflatten(0, (n, c))
-        k, v = torch.cat((seen, own[:, :, 1:]), 1).permute(2, 0, 3, 1, 4)
-        on_rows = F.scaled_dot_product_attention(own[:, :, 0].transpose(1, 2), k, v, attn_mask=self.mask)
-        joined = torch.cat([x.transpose(1, 2).reshape(-1, qkv.shape[1] // 3) for x in (on_prompts, on_rows)])
+        found = [F.scaled_dot_product_attention(q, k, v, is_causal=True)]
+        if c:  # else, as in a prefill, there are only prompts
+            # A product with zeros and ones copies each prompt to its rows; its backward adds the gradients in fp32.
+            mine = (self.owner[:, None] == torch.arange(p, device=qkv.device)).to(qkv.dtype)  # (N, P)
+            seen = (mine @ of_prompts[:, 1:].reshape(p, -1)).view(n, s, 2, *of_rows.shape[2:])
+            own = of_rows.unflatten(0, (n, c))
+            k, v = torch.cat((seen, own[:, :, 1:]), 1).permute(2, 0, 3, 1, 4)
+            found.append(F.scaled_dot_product_attention(own[:, :, 0].transpose(1, 2), k, v, attn_mask=self.mask))
+        joined = torch.cat([x.transpose(1, 2).reshape(-1, qkv.shape[1] // 3) for x in found])
         moved: Tensor = _Moved.apply(joined, self.at, self.places, self.inside)
         return moved
 
