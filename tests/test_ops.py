@@ -369,8 +369,11 @@ from tiny import policy
 
 from rookexp import compiling
 
-x, model = inputs(torch.float32, m=40, d=16, v=97), policy()
-rows = torch.randint(7, (3, 9), generator=torch.Generator().manual_seed(0))
+device, = sys.argv[1:]
+x = inputs(torch.float32, m=40, d=16, v=97)
+x = {name: y.detach().to(device).requires_grad_(y.requires_grad) for name, y in x.items()}
+model = policy().to(device)
+rows = torch.randint(7, (3, 9), generator=torch.Generator().manual_seed(0)).to(device)
 
 
 def results():
@@ -382,9 +385,9 @@ def results():
 
 
 plain = [each.detach().clone() for each in results()]
-compiling.compile_fusible("cpu")
+compiling.compile_fusible(device)
 try:
-    torch.compile(torch.relu)(torch.ones(1))
+    torch.compile(torch.relu)(torch.ones(1, device=device))
 except Exception as error:
     sys.exit(f"no compiler: {error}")
 before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
@@ -395,10 +398,29 @@ for a, b in zip(found, plain, strict=True):
 """
 
 
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+
+
 @pytest.mark.slow
-def test_compiled_functions_compute_what_they_say(root):
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])])
+def test_compiled_functions_compute_what_they_say(device, root):
     """In a process without the hook that checks shapes, which the compiler cannot look through."""
-    done = subprocess.run([sys.executable, "-c", COMPILED], cwd=root / "tests", capture_output=True, text=True)
+    code = [sys.executable, "-c", COMPILED, device]
+    done = subprocess.run(code, cwd=root / "tests", capture_output=True, text=True)
     if done.stderr.startswith("no compiler"):
         pytest.skip(done.stderr[:200])
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+def test_a_gpu_computes_what_a_cpu_computes_in_bf16_with_an_odd_vocabulary(divergence):
+    here = inputs(torch.bfloat16, m=40, d=16, v=97)
+    there = {name: x.detach().cuda().requires_grad_(x.requires_grad) for name, x in here.items()}
+    both = []
+    for x in (here, there):
+        stats = fused(x, divergence, 16)
+        both.append([*stats, *gradients(x, stats, [0, 1])])
+    for a, b in zip(*both, strict=True):
+        torch.testing.assert_close(b.cpu(), a, rtol=2e-2, atol=2e-2)

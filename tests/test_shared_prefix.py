@@ -91,3 +91,18 @@ def test_products_of_bf16_attend_in_fp32_and_keep_nothing_but_themselves() -> No
     exact, exact_gradient = values_and_gradient(rows.attend, qkv.double())
     assert torch.equal(found, exact.bfloat16())
     torch.testing.assert_close(gradient.double(), exact_gradient, rtol=0.01, atol=0.01)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+@pytest.mark.parametrize("sizes", [SIZES, torch.ones_like(SIZES)], ids=["ragged", "one"])
+def test_a_gpu_attends_as_a_cpu_does(sizes: Tensor) -> None:
+    rows, qkv = prefix(sizes), projections(prefix(sizes), torch.float32)
+    tokens = torch.arange(100, 100 + 4 * 7).view(4, 7), torch.arange(6 * 6).view(6, 6)[:, : int(sizes.max())]
+    there = SharedPrefix(*(x.cuda() for x in (tokens[0], LENGTHS, OWNER, tokens[1], sizes)), HEADS)
+    for found, expected in zip(
+        values_and_gradient(lambda x: there.attend(x.cuda()).cpu(), qkv),
+        values_and_gradient(rows.attend, qkv),
+        strict=True,
+    ):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
