@@ -48,6 +48,22 @@ def test_too_few_lines_are_an_error(tmp_path: Path) -> None:
     engine.close()
 
 
+def test_a_position_is_searched_without_the_game_before_it(tmp_path: Path) -> None:
+    path = uci(
+        tmp_path,
+        """
+        print("info depth 1 multipv 1 score cp", position.count("moves"), "nodes 1 pv g1f3")
+        print("bestmove g1f3", flush=True)""",
+    )
+    board = chess.Board()
+    for move in ("g1f3", "g8f6", "f3g1", "f6g8"):
+        board.push_uci(move)
+    engine = Stockfish(path=path, nodes=7, depth=None, multipv=1, timeout_s=10.0)
+    assert engine.lines(board)[0].eval_cp == 0, "the cache and every document know the position alone"
+    assert len(board.move_stack) == 4
+    engine.close()
+
+
 def test_a_move_on_two_lines_is_not_two_lines(tmp_path: Path) -> None:
     lines = [("cp 30", "e2e4"), ("cp 10", "e2e4")]
     engine = Stockfish(path=answering(tmp_path, lines), nodes=7, depth=None, multipv=2, timeout_s=10.0)

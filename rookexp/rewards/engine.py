@@ -132,7 +132,7 @@ class Stockfish:
         watchdog.start()
         try:
             infos = self._engine.analyse(
-                board,
+                board.copy(stack=False),  # earlier moves would count as repetitions, which no FEN shows
                 limit,
                 multipv=1 if only else self.multipv,
                 root_moves=[only] if only else None,
