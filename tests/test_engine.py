@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import chess
@@ -58,18 +59,18 @@ def test_a_position_is_searched_without_the_game_before_it(tmp_path: Path) -> No
     board = chess.Board()
     for move in ("g1f3", "g8f6", "f3g1", "f6g8"):
         board.push_uci(move)
-    engine = Stockfish(path=path, nodes=7, depth=None, multipv=1, timeout_s=10.0)
-    assert engine.lines(board)[0].eval_cp == 0, "the cache and every document know the position alone"
+    with closing(Stockfish(path=path, nodes=7, depth=None, multipv=1, timeout_s=10.0)) as engine:
+        assert engine.lines(board)[0].eval_cp == 0, "the cache and every document know the position alone"
     assert len(board.move_stack) == 4
-    engine.close()
 
 
 def test_a_move_on_two_lines_is_not_two_lines(tmp_path: Path) -> None:
-    lines = [("cp 30", "e2e4"), ("cp 10", "e2e4")]
-    engine = Stockfish(path=answering(tmp_path, lines), nodes=7, depth=None, multipv=2, timeout_s=10.0)
-    with pytest.raises(EngineError, match=r"1 of 2 lines .* 7 nodes: raise the limit"):
+    path = answering(tmp_path, [("cp 30", "e2e4"), ("cp 10", "e2e4")])
+    with (
+        closing(Stockfish(path=path, nodes=7, depth=None, multipv=2, timeout_s=10.0)) as engine,
+        pytest.raises(EngineError, match=r"1 of 2 lines .* 7 nodes: raise the limit"),
+    ):
         engine.lines(chess.Board())
-    engine.close()
 
 
 def test_a_limit_that_ends_the_first_iteration_grows_until_each_move_has_a_value(tmp_path: Path) -> None:
