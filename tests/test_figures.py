@@ -309,6 +309,12 @@ def test_a_wrong_document_is_named() -> None:
             policy_figures([text], [""], [text], None)
         with pytest.raises(DataError, match="not an A document"):
             environment_figures([text], [""])
+    for fen in (
+        "8/5ppp/8/8/8/8/5PPP/R5K1 w - - 0 20",
+        "6k1/8/8/8/8/8/8/K5R1 w - - 0 20",
+    ):  # a king missing, or taken next
+        with pytest.raises(DataError, match="not a P document, as no game has its position: 'P: "):
+            best_moves(chess_text.build_p(fen, ["g1f1"], [30], "g1f1"))
 
 
 @given(st.text(alphabet="PMEB: a1h8q.-0/\n<|", max_size=60))

@@ -77,6 +77,8 @@ def _read(document: str) -> tuple[chess_text.PolicyAnswer, dict[str, float], che
     lines = None if gold is None or not gold.well_formed else gold.pairs()
     if gold is None or board is None or lines is None:
         raise DataError(f"not a P document: {document!r}")
+    if not chess.Board(board.fen()).is_valid():  # fen() drops void castling rights
+        raise DataError(f"not a P document, as no game has its position: {document!r}")
     if not all(gold.legality(chess_text.legal_ucis(board))):
         raise DataError(f"not a P document, as not all its moves are legal: {document!r}")
     return gold, dict(lines), board
