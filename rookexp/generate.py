@@ -65,6 +65,10 @@ class Sizes(Protocol):
     def n_positions(self) -> int:
         """Longest sequence in tokens."""
 
+    @property
+    def vocab_size(self) -> int:
+        """Number of different tokens."""
+
 
 class Decoder(Protocol):
     """What decoding needs of a model."""
@@ -110,13 +114,13 @@ def sample(
     and top-p do not renormalise them. At temperature 0 they are those of temperature 1. Runs under the caller's
     autocast; everything after the logits is fp32.
 
-    Raises: DataError for an empty prompt, or one that leaves no room for a new token; ValueError without prompts, or
-    unless there are equally many seeds for each prompt.
+    Raises: DataError for an empty prompt, one that leaves no room for a new token, or one with a token that the model
+    does not know; ValueError without prompts, or unless there are equally many seeds for each prompt.
     """
     if not prompts:
         raise ValueError("no prompts to complete")
     device = next(model.parameters()).device
-    lengths = _checked_lengths(prompts, model.config.n_positions)
+    lengths = checked_lengths(prompts, model.config)
     group_size, rest = divmod(len(seeds), len(prompts))
     if rest or not seeds:
         raise ValueError(f"{len(seeds)} seeds for {len(prompts)} prompts: each prompt takes the same number of seeds")
@@ -245,18 +249,25 @@ def _by_lookup(
         cache.advance(taken)
 
 
-def _checked_lengths(prompts: Sequence[Sequence[int]], n_positions: int) -> list[int]:
-    """The length in tokens of each prompt. Raises: DataError for one that is empty or leaves no room."""
-    lengths = [len(ids) for ids in prompts]
-    for row, length in enumerate(lengths):
-        if length == 0:
+def checked_lengths(prompts: Sequence[Sequence[int]], sizes: Sizes) -> list[int]:
+    """The length of each prompt in tokens.
+
+    Raises: DataError for one that is empty, leaves no room, or has a token that the model does not know.
+    """
+    for row, ids in enumerate(prompts):
+        if not ids:
             raise DataError(f"prompt {row} is empty: a completion needs at least one token to continue")
-        if length >= n_positions:
+        if len(ids) >= sizes.n_positions:
             raise DataError(
-                f"prompt {row} has {length} tokens and the model {n_positions} positions: "
-                f"no room for a new token; keep prompts to {n_positions - 1} tokens or fewer"
+                f"prompt {row} has {len(ids)} tokens and the model {sizes.n_positions} positions: "
+                f"no room for a new token; keep prompts to {sizes.n_positions - 1} tokens or fewer"
             )
-    return lengths
+        if strange := [token for token in (min(ids), max(ids)) if not 0 <= token < sizes.vocab_size]:
+            raise DataError(
+                f"prompt {row} has the token {strange[0]}, and the model knows 0 to {sizes.vocab_size - 1}: another "
+                "tokenizer made it; take the one that the task is given"
+            )
+    return [len(ids) for ids in prompts]
 
 
 def _uniforms(seeds: Sequence[int], steps: int) -> Float[Tensor, "t n"]:

@@ -218,6 +218,12 @@ def test_unusable_prompts_are_named():
         sample(wild(), [[4], []], [0, 1], sampling, EOT)
     with pytest.raises(DataError, match=r"prompt 0 has 40 tokens and the model 40 positions.* 39 tokens or fewer"):
         sample(wild(), [[4] * 40], [0], sampling, EOT)
+    for strange in (-1, CONFIG.vocab_size):
+        words = (
+            rf"prompt 1 has the token {strange}, and the model knows 0 to {CONFIG.vocab_size - 1}: another tokenizer"
+        )
+        with pytest.raises(DataError, match=words):
+            sample(wild(), [[4, 5], [4, strange]], [0, 1], sampling, EOT)
     with pytest.raises(ValueError, match="no prompts"):
         sample(wild(), [], [], sampling, EOT)
     for seeds in ([0, 1, 2], []):

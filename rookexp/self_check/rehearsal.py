@@ -84,6 +84,7 @@ class Rehearsal:
     """The run's objective on the shortest, the longest and some other prompts of its next step.
 
     Nothing here depends on the values of the rewards: dead groups and truncated completions count like all others.
+    Raises: DataError for a prompt that the policy cannot continue.
     """
 
     def __init__(self, subject: Subject, size: Size) -> None:
@@ -95,6 +96,7 @@ class Rehearsal:
         self.words = subject.tokenizer
         self.task = self.own.source.task
         asked = sorted(self.task.select(subject.step), key=lambda prompt: len(prompt.ids))
+        generate.checked_lengths([prompt.ids for prompt in asked], self.policy.config)
         count = min(size.prompts, len(asked))
         self.prompts = tuple(asked[i * (len(asked) - 1) // max(1, count - 1)] for i in range(count))
         self.rows = min(size.rows, self.own.group_size)
