@@ -73,7 +73,7 @@ def run(config: Config) -> None:
             gold_rewards(table, kind, reward, prompts, golds)
             limits = per_task_sampling.limits(kind, shared, own_sampling, config["eval"]["max_new_tokens"], own_lengths)
             lengths(table, kind, limits, tokenizer, places, prompts, golds)
-    arithmetic(table, config, own.steps, len(trained))
+    arithmetic(table, config, own.steps, len(seen[0][1]), len(trained))
     if table.failed:
         raise CheckupFailed(f"the dry run found something: {', '.join(dict.fromkeys(table.failed))}")
 
@@ -176,14 +176,14 @@ def lengths(
     table.line("prefix", f"{kind}: {len(prompts)} prompts begin the tokens of their documents", wrong)
 
 
-def arithmetic(table: Table, config: Config, steps: int, distinct: int) -> None:
-    """Prints the run's rows, optimizer steps and prompts."""
+def arithmetic(table: Table, config: Config, steps: int, prompts: int, distinct: int) -> None:
+    """Prints the run's rows, optimizer steps and prompts, of which the task gives `prompts` a step."""
     grpo = config["grpo"]
-    prompts, group = grpo["prompts_per_step"], grpo["group_size"]
+    group = grpo["group_size"]
     rows, updates = prompts * group, grpo["inner_epochs"] * grpo["minibatches"]
     fewest, more = divmod(rows, grpo["minibatches"])
-    said = f"{prompts} prompts x {group} completions = {rows} rows a step, {updates} updates of {fewest}"
-    said += f" to {fewest + 1} rows" if more else " rows"
+    said = f"{prompts} prompts x {group} completions = {rows} rows a step, "
+    said += f"{updates} update{'s' * (updates > 1)} of {fewest}" + (f" to {fewest + 1} rows" if more else " rows")
     said += f"; {steps} steps ask {steps * prompts} prompts, {distinct} of them distinct"
     if config["hardware"].get("grow") == "batch":
         said += "; hardware.grow=batch may raise the prompts of a step, as the device turns out before the first one"

@@ -44,7 +44,12 @@ def test_the_default_run_fits(run: Any) -> None:
     assert "the task: steps 1 to 40, P 100.0 %" in lines[0]
     assert lines[1].endswith("4 prompts trained, 4 evaluated, 0 of these on positions that are trained")
     assert "P: 8 earn 1 to 1, empty ones -0.38 to -0.38" in lines[2]
-    assert "4 prompts x 24 completions = 96 rows a step, 1 updates of 96 rows; 40 steps ask 160 prompts" in lines[-1]
+    assert "4 prompts x 24 completions = 96 rows a step, 1 update of 96 rows; 40 steps ask 160 prompts" in lines[-1]
+
+
+def test_the_task_says_how_many_prompts_a_step_asks(run: Any) -> None:
+    said = run("task.prompts=2")[-1]
+    assert "2 prompts x 24 completions = 48 rows a step, 1 update of 48 rows; 40 steps ask 80 prompts, 2 of" in said
 
 
 def test_uneven_updates_and_a_batch_that_may_grow_are_told(run: Any) -> None:
