@@ -320,6 +320,8 @@ DOOR_MISTAKES = [
     ("data", "+nodez=3", "nodez=3: no such key or group; allowed at the top: mix, transitions, folder, seed"),
     ("data", "folder=made engine_path=nowhere/stockfish", "nowhere/stockfish"),
     ("data", "resume=made", "resume=made: no such key"),
+    ("pretrain", "experiment=mini", "experiment=mini: not a group of this command, which has hardware, model, optim, "),
+    ("data", "optim=adamw", "optim=adamw: not a group of this command, which has none"),
     ("evaluate", "stile=bare", "did you mean style?"),
     ("evaluate", "run=x", "temperature, top_k\n"),  # not: did you mean hydra.run?
     ("evaluate", "style=padded", "style=padded: allowed: bare, padded_prefill"),

@@ -762,6 +762,8 @@ MISTAKES = {
     f"{LR} seed=3 sweep.seeds=2": "seed=3: sweep.seeds=2 says which; leave one of them out",
     f"{LR} sweep.baseline={{optim.lrr:0.1}}": "sweep.baseline={optim.lrr: 0.1}: allowed: what varies, optim.lr; did",
     f"{LR} sweep.baseline={{optim.lr:0.4}}": "sweep.baseline={optim.lr: 0.4}: allowed: one of optim.lr=0.1,0.2,0.3, or",
+    "optim.lr=1,true": "optim.lr=1,true: a study cannot tell true from 1",
+    f"{LR} sweep.seeds={{_target_:os.getcwd}}": "sweep.seeds={'_target_': 'os.getcwd'}: allowed: a value; only the",
     f"{LR} sweep.seeds=0": "sweep.seeds=0: allowed: an integer >= 1",
     f"{LR} sweep.study_name=../x": "sweep.study_name=../x: allowed: a name of a folder inside multirun",
     f"{LR} sweep.n_trails=3": "did you mean sweep.n_trials?",
@@ -787,6 +789,14 @@ def test_a_mistake_is_one_line_and_nothing_runs(line: str, sweep: Sweeps) -> Non
     assert sweep.status == 2
     assert sweep.error.count("\n") == 1, sweep.error
     assert MISTAKES[line] in sweep.error
+
+
+def test_a_pruner_needs_a_command_that_measures_the_greedy_reward(sweep: Sweeps) -> None:
+    line = f"pretrain -m hydra/sweeper=rookexp {LR} corpus=none pruner=median"
+    sweep.monkeypatch.setattr(sys, "argv", line.split())
+    with pytest.raises(SystemExit):
+        door.enter(sweep_task.task, "pretrain")
+    assert sweep.capfd.readouterr().err.startswith("error: pruner: this command measures no greedy reward to prune on;")
 
 
 def test_a_sweep_needs_its_flag_and_its_keys_a_sweep(sweep: Sweeps, monkeypatch: pytest.MonkeyPatch) -> None:

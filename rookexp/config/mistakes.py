@@ -104,6 +104,9 @@ def explain_override(text: str, config: DictConfig, loader: ConfigLoader) -> str
         value = str(override.value())
         if value in options and override.package is not None:  # GROUP@PATH, which the defaults list does not have
             return f"{text}: type +{text}" if not override.is_add() else f"{text}: there is an option already"
+        if value in options and key not in config.hydra.runtime.choices:
+            groups = sorted({str(g) for g in config.hydra.runtime.choices if "/" not in g} - {"hydra"})
+            return f"{text}: not a group of this command, which has {', '.join(groups) or 'none'}"
         if value in options:
             return f"{text}: {key} has a choice already; type {key}={value}"
         hint = "; one of several may be null with sweep=grid" if text in recipes.NULLS else ""

@@ -21,6 +21,7 @@ from rookexp.run_folder import runs
 PREFIX = "hydra.sweeper"
 CONSTRAINT = re.compile(r"\s*(\S+?)\s*(<=|>=)\s*(\S+)\s*")
 OPTUNA = "optuna."
+NODES = ("sampler", "pruner")
 EXTRA = "pip install 'rookexp[sweep]'"
 
 Direction = Literal["maximize", "minimize"]
@@ -154,6 +155,9 @@ def settings(values: Mapping[str, Any]) -> Settings:
     """
     values = {key: value for key, value in values.items() if not key.startswith("_")}
     check.check_call(Settings, values, PREFIX, runtime=False, given=(), also={})
+    for key, value in values.items():
+        if key not in NODES and isinstance(value, Mapping) and "_target_" in value:
+            raise check.refusal(f"{PREFIX}.{key}", value, "allowed: a value; only the sampler and the pruner are built")
     found = Settings(**values)
     if ".." in Path(found.study_name).parts:
         raise check.refusal(f"{PREFIX}.study_name", found.study_name, "allowed: a name of a folder inside multirun")

@@ -222,8 +222,11 @@ def param_of(override: Override) -> Param:
         listed = shuffled(sweep.list, sweep.shuffle) if isinstance(sweep, ChoiceSweep) else override.sweep_iterator()
         items: dict[str, Scalar] = {}
         for item in listed:
-            if not any(_same(plain(item), value) for value in items.values()):  # 1 and 1.0 are one point
-                items[Transformer.str(item)] = plain(item)
+            if any(_same(plain(item), value) for value in items.values()):  # 1 and 1.0 are one point
+                continue
+            if plain(item) in items.values():
+                raise check.refusal(key, declared, "a study cannot tell true from 1 and false from 0; leave one out")
+            items[Transformer.str(item)] = plain(item)
         param = Listed(key, declared, tuple(items.values()), tuple(items))
     if not param.values:
         raise check.refusal(key, declared, "no value; allowed: at least one")

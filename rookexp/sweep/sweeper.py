@@ -87,6 +87,9 @@ def planned(arguments: Sequence[str], config: DictConfig, context: HydraContext,
     own.make_pruner()
     jobs = probe.valid_jobs(found, config, context, refuse)
     base = context.config_loader.load_sweep_config(config, probe.job_overrides(found.fixed, config))
+    if own.prunes and own.prune_on == "step" and "eval" not in base:
+        why = "this command measures no greedy reward"
+        raise ConfigError(f"pruner: {why} to prune on; allowed: pruner=none, or {PREFIX}.prune_on=seed")
     seed = seed_of(typed)
     if seed is None and own.seeds == 1:
         seed = base[runs.SEED]  # a user's own config file may set it
