@@ -43,6 +43,9 @@ SAID = {
     "loss=cispo grpo.minibatches=2": "",
     "kl=fixed baseline.std_floor=0 grpo.kl_placement=reward": DIVIDED,
     "kl=fixed baseline=batch_std grpo.kl_placement=reward": DIVIDED,
+    "kl=fixed baseline=leave_one_out grpo.kl_placement=reward": DIVIDED.replace(
+        "baseline.std_floor=0.05 bounds that", "baseline=rloo does not divide"
+    ),
     "kl=fixed grpo.kl_placement=reward": "",
     "kl=fixed baseline.std=none grpo.kl_placement=reward": "",
     "kl=fixed baseline=rloo grpo.kl_placement=reward": "",

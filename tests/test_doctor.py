@@ -142,6 +142,11 @@ def test_a_healthy_run_has_no_finding(name: str) -> None:
     assert skipped == expected
 
 
+def test_a_bar_that_no_group_reaches_is_named() -> None:
+    findings, _ = World(objective={"baseline": baselines.MaxRL(min_mean=0.95)}).examined()
+    assert "baseline.min_mean above what such groups earn" in findings["baseline"].cause
+
+
 OWN = Sampling(temperature=0.7, top_k=None, top_p=0.9, max_new_tokens=5)
 
 

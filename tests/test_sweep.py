@@ -165,7 +165,7 @@ def test_the_table_says_what_the_seeds_show(sweep: Sweeps) -> None:
     assert "(baseline)" in lines[1]
     assert lines[0].rstrip().endswith("+0.300 cannot tell, 4 seeds"), "without a spread there is no interval"
     assert "beside trial 1" in sweep.said
-    assert "best: trial 2, optim.lr=0.3" in sweep.said
+    assert "best: trial 2, optim.lr=0.3\nnot told apart from it by 4 seeds: trial 1, 0\n" in sweep.said
     assert f"python -m rookexp.compare {sweep.folder}" in sweep.said
     assert f"optuna-dashboard {sweep.folder}/study.journal" in sweep.said
     assert "importance" not in sweep.said, "of the only parameter"

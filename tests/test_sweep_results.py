@@ -77,6 +77,17 @@ def test_with_several_objectives_the_best_are_those_that_no_other_dominates() ->
     assert numbers(Standing(plan(objective=["gain", "kl"]), made).best) == [2]
 
 
+def test_the_rivals_of_the_best_are_those_that_its_seeds_do_not_tell_apart_from_it() -> None:
+    made = trials((0.5,), (0.48,), (0.2,), (0.45,), excess={3: 1.0})
+    gains = [(0.4, 0.5, 0.6, 0.5), (0.45, 0.4, 0.6, 0.47), (0.11, 0.19, 0.31, 0.2), (0.4, 0.5, 0.6, 0.49)]
+    for trial, own in zip(made, gains, strict=True):
+        trial.set_user_attr("figures", {str(seed): {"gain": gain} for seed, gain in enumerate(own)})
+    standing = Standing(plan(), made)
+    assert standing.compared(made[0], made[2], 2).said == "higher"
+    assert standing.compared(made[0], made[1], 2).said == "within noise"
+    assert numbers(standing.rivals(made[0])) == [1], "not trial 2, which is lower, nor trial 3, which breaks a constraint"
+
+
 def test_a_figure_of_a_point_is_its_mean_over_the_seeds_that_have_it() -> None:
     known = {"0": {"gain": 0.1}, "1": {"kl": 7.0}, "2": {"gain": 0.2}, "3": {"gain": 0.9}, "4": {"gain": 0.3}}
     values = [0.1, 0.2, 0.9, 0.3]

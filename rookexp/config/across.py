@@ -60,12 +60,13 @@ def _unlike_its_paper(flat: Flat) -> str | None:
 
 
 def _divided_penalty(flat: Flat) -> str | None:
-    divided = flat.get("baseline.std", "none") != "none" and not flat.get("baseline.std_floor")
+    alone = flat.get("baseline._target_") == "rookexp.baselines.LeaveOneOut"
+    divided = alone or (flat.get("baseline.std", "none") != "none" and not flat.get("baseline.std_floor"))
     if flat.get("grpo.kl_placement") != "reward" or not divided or _no_reference(flat):
         return None
     return (
         "divides the penalty by the rewards' spread, too: where the outcomes are equal it has full strength, whatever "
-        "kl.coef is; baseline.std_floor=0.05 bounds that"
+        f"kl.coef is; {'baseline=rloo does not divide' if alone else 'baseline.std_floor=0.05 bounds that'}"
     )
 
 

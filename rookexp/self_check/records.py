@@ -146,8 +146,12 @@ def baseline(case: Rehearsal) -> str | Finding | Skipped:
     kinds = (case.prompts[0].task,) * 2
     given = TokenRewards(rewards, mask, size, kinds, None, torch.zeros(len(rewards), dtype=torch.bool))
     found = copy.deepcopy(case.own.baseline).cpu().advantages(given).advantages[:, 0].split(size)
-    for group, own, other in zip(rewards[:, 0].split(size), found, reversed(found), strict=True):
-        if not own.any() and other.any():
+    if not torch.cat(found).any():
+        seen = "groups with rewards of 0.1 to 0.2 and of 0.8 to 0.9 have no advantage other than 0"
+        cause = "a baseline that lets nothing be learnt, or baseline.min_mean above what such groups earn"
+        return Finding(seen, cause, "give the better rows of a group advantages above 0.")
+    for group, own in zip(rewards[:, 0].split(size), found, strict=True):
+        if not own.any():
             continue
         if own[-1] <= 0 or own[0] > 0 or own.argmax() != size - 1:
             paid, made = ([round(value, 3) for value in values.tolist()] for values in (group, own))

@@ -70,11 +70,21 @@ class Standing:
         """The paired difference of the first objective from the baseline's, in words; or why they are not compared."""
         if reason := self.unlike(trial, base):
             return f"not compared: {reason}"
-        name = next(iter(self.plan.settings.objectives))
-        one, other = ({int(s): f[name] for s, f in t.user_attrs[study.FIGURES].items()} for t in (trial, base))
-        found = statistics.compared(one, other, comparisons=comparisons)
+        found = self.compared(trial, base, comparisons)
         counted = f", {wording.seeds(found.n)}" if found.said == "cannot tell" else ""
         return f"{wording.change(found.interval)} {found.said}{counted}"
+
+    def compared(self, trial: FrozenTrial, other: FrozenTrial, comparisons: int) -> statistics.Difference:
+        """The first objective of one complete trial compared with another's, seed by seed."""
+        name = next(iter(self.plan.settings.objectives))
+        ours, theirs = ({int(s): f[name] for s, f in t.user_attrs[study.FIGURES].items()} for t in (trial, other))
+        return statistics.compared(ours, theirs, comparisons=comparisons)
+
+    def rivals(self, trial: FrozenTrial) -> list[FrozenTrial]:
+        """The other complete trials that keep the constraints and whose seeds leave open which of the two is better."""
+        others = [other for other in self.ranked if feasible(other) and other is not trial]
+        found = {other.number: self.compared(trial, other, len(others)).said for other in others}
+        return [other for other in others if found[other.number] not in ("higher", "lower", "identical")]
 
     @property
     def apart(self) -> str | None:

@@ -11,6 +11,7 @@ from typing import IO, Any
 import yaml
 from optuna.trial import FrozenTrial, TrialState
 
+from rookexp import statistics
 from rookexp.comparison import points, wording
 from rookexp.config import check
 from rookexp.files import csv_of, write_atomic
@@ -22,6 +23,7 @@ from rookexp.sweep.study import Book, Plan
 from rookexp.trackers.console import plain_table, reader
 
 TABLE, BEST, PAGE = "trials.csv", "optimization_results.yaml", "sweep.html"
+NAMED = 6  # trials, at most, in a line of the summary
 FIRST = ("gain", "reward", "best", "kl", "entropy", "kl_share", "seconds")  # columns, where they were logged
 WORDS = {TrialState.COMPLETE: "done", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
 
@@ -146,6 +148,9 @@ def closing(now: Standing) -> list[str]:
         ties = "" if several else ", ".join(str(t.number) for t in done if t.values == trial.values and t is not trial)
         same = f"; as good: trial {ties}" if ties else ""
         lines.append(f"{'not dominated' if several else 'best'}: trial {trial.number}, {point}{same}")
+        if not several and len(plan.seeds) >= statistics.MIN_SEEDS and (rivals := now.rivals(trial)):
+            which = ", ".join(str(t.number) for t in rivals) if len(rivals) <= NAMED else f"{len(rivals)} others"
+            lines.append(f"not told apart from it by {len(plan.seeds)} seeds: trial {which}")
     if len(now.complete) > 1 and not equal:
         of = f"mean of {wording.seeds(len(plan.seeds))}, [95 % interval]; "
         lines.append(
