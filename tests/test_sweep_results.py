@@ -85,7 +85,8 @@ def test_the_rivals_of_the_best_are_those_that_its_seeds_do_not_tell_apart_from_
     standing = Standing(plan(), made)
     assert standing.compared(made[0], made[2], 2).said == "higher"
     assert standing.compared(made[0], made[1], 2).said == "within noise"
-    assert numbers(standing.rivals(made[0])) == [1], "not trial 2, which is lower, nor trial 3, which breaks a constraint"
+    # Trial 2 is lower, and trial 3 breaks a constraint.
+    assert numbers(standing.rivals(made[0])) == [1]
 
 
 def test_a_figure_of_a_point_is_its_mean_over_the_seeds_that_have_it() -> None:
