@@ -501,6 +501,20 @@ def test_a_figure_that_no_run_logs_ends_the_sweep_after_the_first_point(words: s
     assert "was [" in sweep.error, "now it is another sweep"
 
 
+def test_without_a_greedy_reward_its_figures_end_the_sweep_after_the_first_point(
+    sweep: Sweeps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = sweep_task.JsonlTracker.log
+
+    def less(self: sweep_task.JsonlTracker, step: int, metrics: dict[str, float]) -> None:
+        log(self, step, {name: value for name, value in metrics.items() if name != job.GREEDY} | {"loss": 1.0 + step})
+
+    monkeypatch.setattr(sweep_task.JsonlTracker, "log", less)
+    assert started(sweep(LR)) == [0]
+    assert sweep.error.startswith("error: sweep debug: no run logs gain; it is for sweep.objective and .constraints,")
+    assert started(sweep(f"{LR} sweep.objective=loss")) == [1, 2]
+
+
 def test_a_figure_that_one_point_does_not_log_fails_that_point(sweep: Sweeps, monkeypatch: pytest.MonkeyPatch) -> None:
     log = sweep_task.JsonlTracker.log
 

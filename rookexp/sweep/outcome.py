@@ -18,6 +18,7 @@ from rookexp.comparison import measures
 from rookexp.errors import RookexpError, reason_of
 from rookexp.files import write_atomic
 from rookexp.run_folder import run_info, runs
+from rookexp.sweep import job
 
 if TYPE_CHECKING:
     from rookexp.sweep.study import Plan
@@ -72,7 +73,12 @@ def figure(rows: Sequence[Mapping[str, Any]], name: str) -> float:
 
 
 def is_known(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
-    """Whether `name` is that of a figure, or of a metric that was logged, even if never with a finite value."""
+    """Whether `name` is that of a figure, or of a metric that was logged, even if never with a finite value.
+
+    The figures of the greedy reward are only known where that was logged, which pretraining does not do.
+    """
+    if name in ("gain", "reward", "best"):
+        name = job.GREEDY
     return name in measures.FIGURES or name == "steps" or any(name in row for row in rows)
 
 
