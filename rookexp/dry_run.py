@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from rookexp import asking, build, chess_text, per_task_sampling, policies
 from rookexp.config.nodes import Config
 from rookexp.errors import CheckupFailed, RookexpError
-from rookexp.models import weights
+from rookexp.models import hub, weights
 from rookexp.self_check.rehearsal import golds_of
 from rookexp.tasks.mixed import Phases, notes_of, subtasks
 from rookexp.tasks.positions import position_key
@@ -82,7 +82,7 @@ def words(node: Config) -> tuple[Tokenizer, int]:
     """The tokenizer that a model's node names, and the model's longest sequence in tokens; reads no weights."""
     if "path" not in node:
         return policies.tokenizer_of(node["tokenizer"]), node["n_positions"]
-    folder = policies.model_folder(weights.fetch(node["path"], node["revision"]))
+    folder = policies.model_folder(hub.fetch(node["path"], node["revision"]))
     tokenizer = policies.tokenizer_of(node["tokenizer"]) if "tokenizer" in node else Tokenizer.from_folder(folder)
     return tokenizer, weights.read_config(folder / "config.json").n_positions
 

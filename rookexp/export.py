@@ -60,12 +60,12 @@ def export(config: dict[str, Any], run_folder: Path) -> None:
             raise ConfigError(f"out={asked.out}: not empty; allowed: a new folder, or add overwrite=true")
         check_earlier(asked.out, out)
     from rookexp import policies
-    from rookexp.models import weights
+    from rookexp.models import hub, weights
     from rookexp.run_folder import model_card
 
-    if asked.push is not None and not weights.is_repo(asked.push):
+    if asked.push is not None and not hub.is_repo(asked.push):
         raise ConfigError(f"push={asked.push}: allowed: a Hub repository's owner/name, or null")
-    folder = policies.model_folder(weights.fetch(asked.run, None))
+    folder = policies.model_folder(hub.fetch(asked.run, None))
     if out.resolve() == folder.resolve():
         raise ConfigError(f"out={asked.out}: the folder that is exported; allowed: another one")
     policy = policies.load(folder)
@@ -83,7 +83,7 @@ def export(config: dict[str, Any], run_folder: Path) -> None:
         raise DataError(f"out={asked.out}: cannot be written ({why(error)}); {remedy}") from error
     print(f"model: {out} ({weights.parameter_count(policy.model)} parameters, {asked.dtype}); card: {out / README}")
     if asked.push is not None:
-        address = weights.push(out, asked.push, names=file_names(), private=asked.private, overwrite=asked.overwrite)
+        address = hub.push(out, asked.push, names=file_names(), private=asked.private, overwrite=asked.overwrite)
         print(f"pushed: {address}")
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from rookexp import checkpoint, chess_text, generate, tokenizers
 from rookexp.config import check
 from rookexp.errors import ConfigError, DataError
-from rookexp.models import weights
+from rookexp.models import hub, weights
 from rookexp.models.gpt2 import GPT2, GPT2Config
 from rookexp.objectives.rollouts import completion_texts
 from rookexp.run_folder import run_info, runs
@@ -42,7 +42,7 @@ def pretrained(*, path: str, revision: str | None, parameters: Annotated[int, Ge
     Raises: DataError when there is none or a file cannot be used; ConfigError when the model has another number of
     `parameters` than was expected.
     """
-    policy = load(model_folder(weights.fetch(path, revision)))
+    policy = load(model_folder(hub.fetch(path, revision)))
     found = weights.parameter_count(policy.model)
     if parameters not in (None, found):
         raise check.refusal("model.parameters", parameters, f"{path} has {found}; allowed: {found}, or null for any")

@@ -12,17 +12,14 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import chess
-import chess.pgn
 from annotated_types import Ge, Le, MinLen
 
 from rookexp import chess_text
 from rookexp.config import check
-from rookexp.errors import why
-from rookexp.files import replacing
+from rookexp.game_record import GameRecord
 
 if TYPE_CHECKING:
     from rookexp.player import Player
@@ -89,9 +86,7 @@ class Engine:
         self.turn_taking = threading.RLock()  # for what both threads change: the lines sent, and these two
         self.held: str | None = None  # the move that was found by a search that has not been ended yet
         self.ended = False  # whether the move is sent as soon as it is found
-        self.game: chess.Board | None = None  # the moves so far of a game with an answer of this engine
-        self.colour = chess.WHITE  # this engine's in that game
-        self.kept = b""  # what the PGN file has of it
+        self.record = GameRecord(name=name, pgn=settings.pgn, tell=self.tell)
         self.answers = 0
         self.fallbacks = 0  # answers whose move is not the model's own
         self.commands: dict[str, Callable[[list[str]], None]] = {
@@ -152,7 +147,7 @@ class Engine:
         self.send("readyok")
 
     def _ucinewgame(self, words: list[str]) -> None:
-        self._end_game()
+        self.record.end()
         self.board = chess.Board()
         self.fen = self.board.fen()
 
@@ -191,10 +186,7 @@ class Engine:
             except ValueError:
                 self.tell(f"no legal move: {word}; it and what follows it is left out")
                 break
-        if self.game is not None and not is_of(board, self.game, self.colour):
-            self._end_game()
-        if self.game is not None and len(board.move_stack) > len(self.game.move_stack):
-            self._keep_game(board)
+        self.record.asked(board)
         self.board = board
         self.fen = as_asked(board, fen)
 
@@ -241,10 +233,7 @@ class Engine:
         told = list(enumerate(answer.lines[: self.settings.multipv], start=1))
         for number, (move, eval_cp) in reversed(told):  # the move itself last: some readers keep the last line
             self.send(f"info depth 1 multipv {number}{score(eval_cp)} pv {move}")
-        self.colour = self.board.turn
-        game = self.board.copy()
-        game.push_uci(answer.move)
-        self._keep_game(game)
+        self.record.answered(self.board, answer.move)
         with self.turn_taking:
             self.held = answer.move
             if self.ended:
@@ -276,52 +265,6 @@ class Engine:
         if self.player is None:
             self.player = self.load()
         return self.player
-
-    def _keep_game(self, board: chess.Board) -> None:
-        """Records the game's moves so far and, if there is a PGN file, replaces the game's earlier version in it."""
-        self.game = board.copy()
-        if self.settings.pgn is None:
-            return
-        game = chess.pgn.Game.from_board(self.game)
-        ours, theirs = ("White", "Black") if self.colour == chess.WHITE else ("Black", "White")
-        game.headers.update({"Event": "rookexp.uci", ours: self.name, theirs: "?"})
-        text = f"{game}\n\n".encode()
-        try:
-            put(Path(self.settings.pgn).expanduser(), self.kept, text)
-        except OSError as error:
-            self.tell(f"pgn={self.settings.pgn}: the game cannot be written ({why(error)})")
-        else:
-            self.kept = text
-
-    def _end_game(self) -> None:
-        """Ends the recorded game: what follows is another one."""
-        self.game, self.kept = None, b""
-
-
-def put(path: Path, before: bytes, text: bytes) -> None:
-    """Replaces the last `before` in a file by `text`, or appends `text` if that is not found; atomically.
-
-    Other games in the file stay as they are, another engine's too, unless both write at the very same time.
-    Raises: OSError if the file cannot be written, or is not a regular file.
-    """
-    path = path.resolve()
-    if path.exists() and not path.is_file():
-        raise OSError("not a regular file")
-    known = path.read_bytes() if path.exists() else b""
-    head, found, tail = known.rpartition(before) if before else (known, b"", b"")
-    with replacing(path) as partial:
-        partial.write_bytes(head + text + tail if found else known + text)
-
-
-def is_of(board: chess.Board, game: chess.Board, colour: chess.Color) -> bool:
-    """Whether the board's moves begin with the game's, from the same position.
-
-    If `colour`, the engine's own, is to move, the last two may be others or missing: it is asked again, or after a
-    take-back. More would be another game with the same opening, which a GUI need not announce.
-    """
-    moves: Sequence[chess.Move] = game.move_stack
-    kept = max(len(moves) - 2, 0) if board.turn == colour else len(moves)
-    return board.root() == game.root() and board.move_stack[:kept] == moves[:kept]
 
 
 def as_asked(board: chess.Board, fen: str) -> str:

@@ -21,17 +21,18 @@ FLOORS = {
     **dict.fromkeys(["objectives", "evaluation"], 3),
     **dict.fromkeys(["trainer", "hardware", "track", "trackers", "checkpoint", "health", "stop", "policies"], 4),
     **dict.fromkeys(["corpora", "run_folder", "self_check", "comparison", "examination", "boards"], 4),
-    **dict.fromkeys(["fitting", "probes", "per_task_sampling", "player", "uci_protocol", "config.environment"], 4),
+    **dict.fromkeys(["fitting", "probes", "per_task_sampling", "player", "uci_protocol", "game_record"], 4),
+    "config.environment": 4,
     **dict.fromkeys(["config", "run_folder.labels", "run_folder.hub", "run_folder.resume_checks"], 5),
     **dict.fromkeys(["asking", "build", "session", "dry_run", "sweep", "benchmark"], 5),
     **dict.fromkeys(["train", "data", "pretrain", "evaluate", "doctor", "compare", "export", "uci", "bench"], 5),
 }
 DOORS = ("train", "data", "pretrain", "evaluate", "doctor", "compare", "export", "uci", "bench")
 ROOMS = {
-    "chess": ("chess_text", "tasks", "rewards", "boards", "uci_protocol", "corpora"),
+    "chess": ("chess_text", "tasks", "rewards", "boards", "uci_protocol", "game_record", "corpora"),
     "tokenizers": ("tokenizers",),
     "safetensors": ("models.weights", "checkpoint"),
-    "huggingface_hub": ("models.weights", "run_folder.hub", "checkpoint", "tasks.shards"),
+    "huggingface_hub": ("models.hub", "run_folder.hub", "checkpoint", "tasks.shards"),
     "pyarrow": ("tasks.shards",),
     "wandb": ("trackers.wandb_tracker",),
     "trackio": ("trackers.trackio_tracker",),

@@ -23,10 +23,10 @@ from rookexp.errors import DataError, TrainingDiverged
 from rookexp.run_folder import runs
 from rookexp.sweep import outcome, ranking, results
 from rookexp.sweep.outcome import Outcome
+from rookexp.sweep.plan import Plan
 from rookexp.sweep.ranking import Standing
 from rookexp.sweep.settings import Settings
 from rookexp.sweep.space import Listed
-from rookexp.sweep.study import Plan
 
 
 def settings(**changes: Any) -> Settings:

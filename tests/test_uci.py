@@ -501,7 +501,7 @@ def test_two_engines_share_a_file(tmp_path: Path) -> None:
     for ply in range(4):
         player = engines[ply % 2]
         player.run([f"position startpos moves {' '.join(moves)}", "go"])
-        moves.append(player.game.peek().uci())  # type: ignore[union-attr]
+        moves.append(player.record.game.peek().uci())  # type: ignore[union-attr]
     games = read_games(path)
     assert [(game.headers["White"], game.headers["Black"]) for game in games] == [("one", "?"), ("?", "two")]
     assert [len(list(game.mainline_moves())) for game in games] == [3, 4]

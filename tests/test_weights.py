@@ -17,7 +17,8 @@ from rookexp import policies, tokenizers
 from rookexp.errors import ConfigError, DataError
 from rookexp.models import weights
 from rookexp.models.gpt2 import GPT2, GPT2Config
-from rookexp.models.weights import fetch, load_model, parameter_count, save_model
+from rookexp.models.hub import fetch
+from rookexp.models.weights import load_model, parameter_count, save_model
 
 CONFIG = GPT2Config(n_layer=2, n_head=4, n_embd=32, n_positions=24, vocab_size=97, layer_norm_epsilon=1e-4)
 TOKENS = torch.arange(48).view(3, 16)

@@ -13,7 +13,7 @@ from typing import Any
 
 from rookexp import policies
 from rookexp.config import resume
-from rookexp.models import weights
+from rookexp.models import hub
 from rookexp.run_folder import run_info, runs
 
 KINDS = {"path": "model", "data": "dataset"}  # the key beside `revision` -> what it names on the Hub
@@ -75,7 +75,7 @@ def _pinned(value: Any) -> Any:
 
 def _commit(repo: str, kind: str, revision: str | None) -> str | None:
     """The commit of a revision in the Hub's cache on this machine; None for a local folder, or if there is none."""
-    if Path(repo).expanduser().exists() or not weights.is_repo(repo):
+    if Path(repo).expanduser().exists() or not hub.is_repo(repo):
         return None
     import huggingface_hub  # here, because a local folder does not need its import time
 

@@ -14,7 +14,7 @@ import yaml
 
 from rookexp import __version__, boards, checkpoint, chess_text
 from rookexp.comparison import measures
-from rookexp.models import weights
+from rookexp.models import hub, weights
 from rookexp.models.gpt2 import GPT2
 from rookexp.run_folder import report, run_info, runs
 
@@ -91,7 +91,7 @@ def front(base: str) -> str:
     """The YAML header that the Hub reads; it names the base model only by a Hub id, without its commit."""
     said: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
     repo = base.partition("@")[0]
-    said |= {"tags": ["chess", "rookexp"]} | ({"base_model": repo} if weights.is_repo(repo) else {})
+    said |= {"tags": ["chess", "rookexp"]} | ({"base_model": repo} if hub.is_repo(repo) else {})
     return f"---\n{yaml.safe_dump(said, sort_keys=False)}---\n"
 
 

@@ -21,7 +21,7 @@ from rookexp.run_folder import run_info, runs
 from rookexp.sweep import job
 
 if TYPE_CHECKING:
-    from rookexp.sweep.study import Plan
+    from rookexp.sweep.plan import Plan
 
 FINISHED, PRUNED, FAILED, DIVERGED, INTERRUPTED = "finished", "pruned", "failed", "diverged", "interrupted"
 ENDED = (FINISHED, PRUNED, FAILED, DIVERGED)  # a job with any other status can be resumed

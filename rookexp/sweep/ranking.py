@@ -21,8 +21,8 @@ from rookexp.errors import DataError
 from rookexp.run_folder import runs
 from rookexp.statistics import Interval
 from rookexp.sweep import study
+from rookexp.sweep.plan import Plan
 from rookexp.sweep.space import Listed
-from rookexp.sweep.study import Plan
 
 Figures = Mapping[str, Mapping[str, float]]  # seed -> figure -> value
 

@@ -18,8 +18,9 @@ from rookexp.files import csv_of, write_atomic
 from rookexp.run_folder.report import PLAIN_WIDTH
 from rookexp.run_folder.run_info import plain
 from rookexp.sweep import storage, study
+from rookexp.sweep.plan import Plan
 from rookexp.sweep.ranking import Standing, feasible, spread
-from rookexp.sweep.study import Book, Plan
+from rookexp.sweep.study import Book
 from rookexp.trackers.console import plain_table, reader
 
 TABLE, BEST, PAGE = "trials.csv", "optimization_results.yaml", "sweep.html"

@@ -1,67 +1,24 @@
-"""A sweep's study on disk: opened or continued, its points claimed by one process each, its results told once."""
+"""A sweep's study: its points claimed by one process each, its results told once."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import optuna
-import yaml
 from optuna.storages import BaseStorage
-from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.trial import FrozenTrial, TrialState
 
-from rookexp.errors import ConfigError
-from rookexp.files import write_atomic
-from rookexp.run_folder import runs
-from rookexp.run_folder.run_info import SWEEP
 from rookexp.sweep import job, liveness, outcome
 from rookexp.sweep.liveness import Worker
-from rookexp.sweep.settings import Settings
+from rookexp.sweep.plan import Plan
 from rookexp.sweep.space import Scalar, Space
-from rookexp.sweep.storage import JOURNAL, storage_of
 
-CONFIG = "multirun.yaml"
 # Attributes of a trial.
 OWNER, REASON, FIGURES, EXCESS, SAME_AS, VOID = "owner", "reason", "figures", "excess", "same_as", "void"
-FREE = (*runs.RUN_ONLY, "hardware", "seed")  # keys of a run's config that may differ between two starts of a sweep
-ANOTHER_NAME = "type another name, as in sweep.study_name=NAME"
 TWICE = 10  # draws of known points in a row after which the first unknown point is taken
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The definition of a sweep; equal in all processes that work on it."""
-
-    settings: Settings
-    space: Space
-    seeds: list[int]
-    folder: Path
-    config: Mapping[str, Any]  # what every job's configuration begins with, interpolations unresolved
-    url: str | None  # the storage as it was written, so that a password in the environment stays there
-
-    def jobs(self, trial: int) -> range:
-        """The numbers of a trial's jobs, which are the names of their folders."""
-        return range(trial * len(self.seeds), (trial + 1) * len(self.seeds))
-
-    def job_folder(self, number: int) -> Path:
-        """A job's run folder."""
-        return self.folder / str(number)
-
-    def note(self, study: str) -> dict[str, Any]:
-        """The content of sweep.json; `study`: the study's name."""
-        return {
-            "name": self.settings.study_name,
-            "objectives": [{"name": n, "direction": d} for n, d in self.settings.objectives.items()],
-            "seeds": self.seeds,
-            "params": self.space.declared,
-            "constraints": self.settings.constraints,
-            "baseline": self.settings.baseline,
-            "study": study,
-        }
 
 
 class Book:
@@ -89,7 +46,7 @@ class Book:
         with self.worker.gate():
             trials = self.study.get_trials(deepcopy=False)
             for trial in trials:
-                if trial.state == TrialState.RUNNING and self._left(trial):
+                if trial.state == TrialState.RUNNING and self.left(trial):
                     if OWNER in trial.user_attrs:
                         return self._own(trial)
                     self._void(trial)
@@ -149,9 +106,16 @@ class Book:
             )
         ]
 
-    def _left(self, trial: FrozenTrial) -> bool:
+    def left(self, trial: FrozenTrial) -> bool:
         """Whether nobody works on a running trial: neither its owner, nor a job that has outlived its owner."""
         return self._ownerless(trial) and not any(map(liveness.held, self._locks(trial)))
+
+    def add_grid(self) -> None:
+        """Enqueues the points of the grid that are not in the study yet."""
+        there = {key_of(self.space, trial) for trial in self.trials()}
+        for point in self.space.grid():
+            if tuple(point.values()) not in there:
+                self.study.enqueue_trial(point)
 
     def _ownerless(self, trial: FrozenTrial) -> bool:
         return not self.worker.alive(trial.user_attrs.get(OWNER, "nobody"))
@@ -199,13 +163,6 @@ class Book:
             state = TrialState.FAIL if same.state == TrialState.RUNNING else same.state  # its result is not known yet
             self.tell(trial, state, same.values if state == TrialState.COMPLETE else None)
 
-    def _add_grid(self) -> None:
-        """Enqueues the points of the grid that are not in the study yet."""
-        there = {key_of(self.space, trial) for trial in self.trials()}
-        for point in self.space.grid():
-            if tuple(point.values()) not in there:
-                self.study.enqueue_trial(point)
-
 
 def key_of(space: Space, trial: FrozenTrial) -> tuple[Scalar, ...]:
     """A trial's point as a tuple that can be compared; () where it has none yet."""
@@ -221,137 +178,3 @@ def point_of(trial: FrozenTrial) -> dict[str, Scalar]:
 def whole(space: Space, point: Mapping[str, Scalar]) -> bool:
     """Whether a point has a value for every parameter."""
     return point.keys() >= space.declared.keys()
-
-
-def opened(plan: Plan, worker: Worker) -> Book:
-    """The study in a sweep's folder: new, or the one left there, when the plan is the same or contains its points.
-
-    Raises: ConfigError saying what differs, or that the study's files are damaged.
-    """
-    try:
-        return _opened(plan, worker)
-    except (ValueError, KeyError) as error:  # from JSON, from UTF-8, or for a missing record
-        raise ConfigError(
-            f"{plan.folder}: {SWEEP} and {'the database' if plan.url else JOURNAL} do not make a study ({error}); "
-            f"its runs are whole, and rookexp.compare reads them; to run the sweep anew {ANOTHER_NAME}"
-        ) from error
-
-
-def _opened(plan: Plan, worker: Worker) -> Book:
-    with worker.gate():
-        storage = storage_of(plan.url, plan.folder)
-        path = plan.folder / SWEEP
-        before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-        directions = list(plan.settings.objectives.values())
-        if before is None:
-            name = plan.settings.study_name
-            optuna.create_study(storage=storage, study_name=name, directions=directions, load_if_exists=True)
-        else:
-            name = before["study"]
-            old = Book(plan, worker, storage, name)
-            refuse_other(plan, before, aims=old.judged())
-            again = old.to_try_again()
-            if before["params"] != plan.space.declared:
-                refuse_outside(plan, before, old, again)
-            aims = plan.note(name)["objectives"]
-            if again or before["params"] != plan.space.declared or before.get("objectives", aims) != aims:
-                name = moved(old, directions, again)
-        write_atomic(path, json.dumps(plan.note(name), indent=2) + "\n")
-        write_atomic(plan.folder / CONFIG, yaml.safe_dump(dict(plan.config), sort_keys=False))
-        book = Book(plan, worker, storage, name)
-        if plan.settings.n_trials is None:
-            book._add_grid()
-        return book
-
-
-def refuse_other(plan: Plan, before: Mapping[str, Any], *, aims: bool) -> None:
-    """Raises: ConfigError saying what differs, for a sweep whose results could not be compared with new ones.
-
-    `aims`: whether objectives and constraints count, as they do once something was judged by them.
-    """
-    now = plan.note("")
-    differs = [
-        f"{key} was {before[key]}, now {now[key]}"
-        for key in ("seeds", *(("objectives", "constraints") if aims else ()))
-        if before.get(key, now[key]) != now[key]
-    ]
-    if list(before["params"]) != list(now["params"]):
-        differs.append(f"the parameters were {', '.join(before['params'])}, now {', '.join(now['params'])}")
-    path = plan.folder / CONFIG
-    if path.is_file():
-        old = runs.flat(yaml.safe_load(path.read_text(encoding="utf-8")))
-        new = runs.flat(plan.config)
-        for key in dict.fromkeys([*old, *new]):
-            if old.get(key) != new.get(key) and key.split(".")[0] not in FREE:
-                differs.append(f"{key} was {old.get(key, 'absent')}, now {new.get(key, 'absent')}")
-    if differs:
-        raise ConfigError(f"{plan.folder} holds another sweep: {'; '.join(differs)}; {ANOTHER_NAME}")
-
-
-def refuse_outside(plan: Plan, before: Mapping[str, Any], old: Book, again: Sequence[int]) -> None:
-    """Raises: ConfigError for a changed space that lacks a point that was run, or while a process works in the old one.
-
-    Points that are run `again` need not be in it.
-    """
-    changed = [
-        f"{key} was {text}, now {plan.space.declared[key]}"
-        for key, text in before["params"].items()
-        if text != plan.space.declared[key]
-    ]
-    trials = old.study.get_trials(deepcopy=False)
-    run = [trial for trial in trials if whole(plan.space, trial.params) and trial.number not in again]
-    outside = dict.fromkeys(text for trial in run for text in plan.space.outside(trial.params))
-    if outside:
-        raise ConfigError(
-            f"{plan.folder} holds runs that are not in the space any more ({', '.join(outside)}): "
-            f"{'; '.join(changed)}; give their values too, or {ANOTHER_NAME}"
-        )
-    if any(trial.state == TrialState.RUNNING and not old._left(trial) for trial in run):
-        raise ConfigError(
-            f"{plan.folder}: another process is at work with other values: {'; '.join(changed)}; "
-            "wait for it, or type what it was started with"
-        )
-
-
-def moved(old: Book, directions: Sequence[str], again: Sequence[int]) -> str:
-    """Copies the trials that the old study has begun, with their numbers, to one in the new space; returns its name.
-
-    Needed because Optuna fixes a parameter's values when it first sees them, and never reopens a trial. The old study
-    stays. The trials to try `again` wait, or are void where the space has lost their point; their jobs count as
-    interrupted.
-    """
-    base, _, revision = old.name.rpartition(" v")
-    name = f"{base} v{int(revision) + 1}" if base and revision.isdigit() else f"{old.name} v2"
-    if name in [summary.study_name for summary in optuna.get_all_study_summaries(old.storage)]:
-        optuna.delete_study(study_name=name, storage=old.storage)  # half copied by a process that was killed
-    study = optuna.create_study(storage=old.storage, study_name=name, directions=directions)
-    distributions = old.space.distributions()
-    trials = old.study.get_trials(deepcopy=False)
-    last = max((trial.number for trial in trials if trial.state != TrialState.WAITING), default=-1)
-    for trial in trials[: last + 1]:
-        if trial.state == TrialState.WAITING or trial.number in again:
-            study.add_trial(waiting(old, trial))
-            continue
-        begun = whole(old.space, trial.params)
-        study.add_trial(
-            create_trial(
-                state=trial.state,
-                values=trial.values,
-                params=dict(old.space.snapped(trial.params)) if begun else {},
-                distributions=distributions if begun else {},
-                user_attrs=trial.user_attrs,
-                system_attrs=trial.system_attrs,
-                intermediate_values=trial.intermediate_values,
-            )
-        )
-    return name
-
-
-def waiting(book: Book, trial: FrozenTrial) -> FrozenTrial:
-    """A copy of a trial that is to be run again, its jobs marked resumable; void where the space lacks its point."""
-    if book.space.outside(point_of(trial)):
-        return create_trial(state=TrialState.FAIL, user_attrs={VOID: True, REASON: trial.user_attrs.get(REASON, "")})
-    for number in book.plan.jobs(trial.number):
-        outcome.revive(book.plan.job_folder(number))
-    point = dict(book.space.snapped(point_of(trial)))
-    return create_trial(state=TrialState.WAITING, system_attrs={"fixed_params": point})

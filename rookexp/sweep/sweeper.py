@@ -14,23 +14,22 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import JobStatus
 from hydra.errors import HydraException
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from optuna.trial import FrozenTrial, TrialState
 
 from rookexp import track
-from rookexp.config import check, composing, door, mistakes, resume
+from rookexp.config import check, composing, mistakes, resume
 from rookexp.errors import ConfigError, SweepFailed, VerdictFailed, reason_of
 from rookexp.files import write_atomic
 from rookexp.run_folder import runs
-from rookexp.run_folder.run_info import TRIAL, redacted
-from rookexp.sweep import job, liveness, outcome, probe, ranking, results, space, study
+from rookexp.run_folder.run_info import TRIAL
+from rookexp.sweep import job, liveness, opening, outcome, probe, ranking, results, study
 from rookexp.sweep.liveness import Worker
-from rookexp.sweep.settings import PREFIX, settings
-from rookexp.sweep.study import Book, Plan
+from rookexp.sweep.plan import Plan, planned
+from rookexp.sweep.settings import PREFIX
+from rookexp.sweep.study import Book
 
-STEPS = "steps"
-SUBDIR = "${hydra.job.num}"
 DEATHS = 3  # of a job's worker process, after which the job is not tried again
 ENOUGH = 3  # points that must have ended before their failure rate counts
 Job = tuple[int, list[str]]  # its number and overrides
@@ -44,76 +43,8 @@ def sweep(arguments: Sequence[str], config: DictConfig, context: HydraContext, t
     """
     plan = planned(arguments, config, context, getattr(task, "check", None))
     with Worker(plan.folder) as worker:
-        book = study.opened(plan, worker)
+        book = opening.opened(plan, worker)
         Sweep(plan, book, config, context, task).run()
-
-
-def planned(arguments: Sequence[str], config: DictConfig, context: HydraContext, refuse: door.Check | None) -> Plan:
-    """The plan that a command line asks for, checked as far as possible before anything runs.
-
-    `refuse` raises for a configuration that the task would not take.
-    Raises: ConfigError; HydraException or OmegaConfBaseException for a value with which no point composes.
-    """
-    own = settings(OmegaConf.to_container(config.hydra.sweeper, resolve=True))  # type: ignore[arg-type]
-    texts = [f"{key}={value}" for key, value in own.params.items()]
-    found = space.parse([*texts, *arguments], context.config_loader)
-    if not found.params:
-        raise ConfigError("sweep: nothing varies; give a key several values, as in optim.lr=1e-5,2e-5")
-    for param in found.params:
-        if param.key.lstrip("+") == runs.SEED:
-            asked = param.declared
-            raise ConfigError(f"{runs.SEED}={asked}: seeds are part of a point; type sweep.seeds=[{asked}]")
-        if param.key.lstrip("+").partition(".")[0] in runs.RUN_ONLY:
-            why = "says where a run's files go or how it is watched, not what it trains; allowed: one value for all"
-            raise check.refusal(param.key, param.declared, why)
-    subdir = OmegaConf.to_container(config.hydra.sweep, resolve=False)["subdir"]  # type: ignore[call-overload, index]
-    if subdir != SUBDIR:
-        raise ConfigError(f"hydra.sweep.subdir={subdir}: runs lie under their numbers; allowed: hydra.sweep.dir=FOLDER")
-    if own.prunes and own.prune_on == "step" and "minimize" in own.objectives.values():
-        raise ConfigError(
-            f"{PREFIX}.direction=minimize with a pruner that looks at the greedy reward after each step, where more is "
-            f"better; allowed: {PREFIX}.prune_on=seed, which looks at the objective, or pruner=none"
-        )
-    steps = next((param.declared for param in found.params if param.key.lstrip("+") == STEPS), None)
-    if own.prunes and own.prune_on == "step" and steps is not None and len(own.seeds_of(seed_of(found.fixed))) > 1:
-        why = "its seeds would not be compared at equal steps; allowed: pruner=none, one seed, or one number of steps"
-        raise check.refusal(STEPS, steps, f"a pruner that looks after each step takes a point's seeds in a row, {why}")
-    found.part(own.baseline or {}, f"{PREFIX}.baseline")
-    if own.n_trials is None:
-        found.grid()  # raises where its points cannot be counted
-    typed = found.fixed
-    found = space.Space(found.params, tuple(text for text in typed if resume.key_of(text) != runs.SEED))
-    own.make_sampler(0)
-    own.make_pruner()
-    jobs = probe.valid_jobs(found, config, context, refuse)
-    base = context.config_loader.load_sweep_config(config, probe.job_overrides(found.fixed, config))
-    if own.prunes and own.prune_on == "step" and "eval" not in base:
-        why = "this command measures no greedy reward"
-        raise ConfigError(f"pruner: {why} to prune on; allowed: pruner=none, or {PREFIX}.prune_on=seed")
-    seed = seed_of(typed)
-    if seed is None and own.seeds == 1:
-        seed = base[runs.SEED]  # a user's own config file may set it
-    seeds = own.seeds_of(seed)
-    lengths = [(job["steps"], job["eval"]["every"]) for job in jobs]
-    points = min(own.n_trials or math.inf, found.size)
-    if own.prunes and lengths and (spared := own.never_prunes(points, len(seeds), lengths)):
-        print(f"note: the pruner can end nothing early: {door.as_typed(spared)}", flush=True)
-    return Plan(
-        settings=own,
-        space=found,
-        seeds=seeds,
-        folder=Path(str(config.hydra.sweep.dir)).absolute(),
-        config=redacted({str(k): v for k, v in OmegaConf.to_container(base).items() if k != "hydra"}),  # type: ignore[union-attr]
-        url=OmegaConf.to_container(config.hydra.sweeper, resolve=False)["storage"],  # type: ignore[call-overload, index]
-    )
-
-
-def seed_of(overrides: Sequence[str]) -> int | None:
-    """The typed `seed=`; None where it is not typed. Raises: ConfigError where it is no integer >= 0."""
-    texts = [text.partition("=")[2] for text in overrides if resume.key_of(text) == runs.SEED]
-    if texts and not texts[-1].isdigit():
-        raise ConfigError(f"{runs.SEED}={texts[-1]}: allowed: an integer >= 0")
-    return int(texts[-1]) if texts else None
 
 
 class Sweep:
