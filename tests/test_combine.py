@@ -107,7 +107,10 @@ def test_a_reward_without_weight_is_only_logged():
         assert rewards_of(mode, {"one": 0.0, "two": 1.0}, one=ONE, two=[NAN, *TWO[1:]])[0].isnan()
 
 
-@pytest.mark.parametrize("values", [[0.1] * 8, [0.1, 0.1, NAN, 0.1] * 2, [NAN, 0.7, NAN, NAN] * 2, [1e-9 / 3] * 8])
+@pytest.mark.parametrize(
+    "values",
+    [[0.1] * 8, [0.1, 0.1, NAN, 0.1] * 2, [NAN, 0.7, NAN, NAN] * 2, [1e-9 / 3] * 8, [0.3, 0.1 + 0.2, NAN, 0.3] * 2],
+)
 def test_equal_rewards_and_lone_ones_are_exactly_zero(values):
     given = rewards_of("normalise_then_sum", {"one": 1.0}, one=values)
     close(given, [NAN if math.isnan(value) else 0 for value in values])

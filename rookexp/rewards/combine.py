@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rookexp.errors import ConfigError, PartError
-from rookexp.types import LongReward, Prompt, Reward, Scores, scores_of
+from rookexp.types import LongReward, Prompt, Reward, Scores, all_equal, scores_of
 
 TRACE = 1e-5  # standard deviations: what rounding can leave of a sum of normalised rewards that should be 0
 
@@ -145,11 +145,11 @@ def weighted(values: Float[Tensor, "k n"], weights: Float[Tensor, " k"]) -> Floa
 def normalised(values: Float[Tensor, "*k g"]) -> Float[Tensor, "*k g"]:
     """(v - mean) / sd within the last axis, sd over G - 1, of the values that are not NaN; NaN stays.
 
-    Exactly 0 where they are all equal, or where there is only one: rounding errors would be blown up.
+    Exactly 0 where they are all equal up to rounding, which would be blown up, or where there is only one.
     """
     known = ~values.isnan()
     filled = torch.where(known, values, values.nanmedian(-1, keepdim=True).values)
-    equal = filled.amax(-1, keepdim=True) == filled.amin(-1, keepdim=True)
+    equal = all_equal(filled, -1)[..., None]
     centred = values - values.nanmean(-1, keepdim=True)
     sd = (centred.square().nansum(-1, keepdim=True) / (known.sum(-1, keepdim=True) - 1)).sqrt()
     return torch.where(equal & known, 0.0, centred / sd)
