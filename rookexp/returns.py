@@ -30,7 +30,7 @@ class TokenRewards:
     rewards: Float[Tensor, "n t"]  # reward of each token, else 0; an outcome reward: see `at_last_token`
     mask: Bool[Tensor, "n t"]  # True at completion tokens
     group_size: int  # G; rows are prompt-major: row p*G+g
-    tasks: tuple[str, ...]  # the task of each of the P prompts
+    tasks: tuple[str, ...]  # the task of each of the P prompts: its name in the configuration, or else the kind
     values: Float[Tensor, "n t"] | None  # the value head's prediction before each completion token; None: no head
     truncated: Bool[Tensor, " n"]  # True where no end-of-text was sampled
     final_values: Float[Tensor, " n"] | None = None  # its prediction after each row's last token; None: not requested

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import plain
@@ -21,7 +22,7 @@ from rookexp.errors import ConfigError
 from rookexp.objectives.grpo import GRPO
 from rookexp.reference import EmaSync, HardSync, Interpolate, Never
 from rookexp.returns import ReinforcePP, TokenRewards
-from rookexp.types import Experience, Scores
+from rookexp.types import Experience, Prompt, Scores
 
 
 class Same(Vowels):
@@ -84,6 +85,19 @@ def test_one_token_completions_and_lone_completions_are_finite(name: str, group_
         assert torch.isfinite(gradient(model, total)).all()
         metrics.pop("reward/first", None)  # NaN where every completion is empty
         assert all(math.isfinite(value) for value in metrics.values()), metrics
+
+
+def test_an_average_for_each_task_goes_by_the_tasks_name_and_not_by_its_kind() -> None:
+    class Sources(Ask):
+        def select(self, step: int) -> tuple[Prompt, ...]:
+            sources = ("first", "", "other")
+            return tuple(replace(p, source=s) for p, s in zip(super().select(step), sources, strict=True))
+
+    ema = baselines.Ema(alpha=0.5, per="task")
+    objective = grpo(policy(), task=Sources(PROMPTS), baseline=ema)
+    rewards = objective.source.collect(0)[1].rewards.view(3, 4)
+    objective.collect(0)
+    torch.testing.assert_close(ema.means[:3].float(), rewards.mean(1) / 2)
 
 
 # ---- beta and the reference ----------------------------------------------------------------------------------------

@@ -216,7 +216,7 @@ class GRPO:
             rewards=paid[kept],
             mask=rollouts.mask[kept],
             group_size=self.group_size,
-            tasks=tuple(prompt.task for prompt, keep in living if keep),
+            tasks=tuple(prompt.source or prompt.task for prompt, keep in living if keep),
             values=seen["values"][kept] if "values" in seen else None,
             truncated=rollouts.truncated[kept],
             final_values=seen["final_values"][kept] if "final_values" in seen else None,
