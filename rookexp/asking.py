@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch import nn
+
 from rookexp.coefficients import Coefficient
 from rookexp.config import check
 from rookexp.config.nodes import Config, make
@@ -19,6 +21,13 @@ from rookexp.types import Prompt
 
 METHODS = {"task": ("select", "prompts"), "reward": ("score",)}  # methods that a run calls, also of user code
 KINDS = {"loss": PolicyLoss, "baseline": Baseline, "kl": Coefficient, "reference": Sync}  # whose members a run reads
+OVERRIDDEN = {  # a kind's methods that only raise, of which a class of a user's overrides one
+    "loss": ("__call__",),
+    "baseline": ("forward", "advantages"),
+    "kl": ("coefficient",),
+    "reference": ("update",),
+}
+DECLARED = {"kl": "can_be_nonzero", "reference": "moves"}  # attributes that a kind declares without a value
 
 
 def build_group(config: Config, group: str, **objects: Any) -> Any:
@@ -30,6 +39,13 @@ def build_group(config: Config, group: str, **objects: Any) -> Any:
     wrong = [f"it has no method {name}" for name in METHODS.get(group, ()) if not callable(getattr(made, name, None))]
     if not isinstance(made, kind):
         wrong.append(f"it is no {kind.__module__}.{kind.__name__}")
+    elif methods := OVERRIDDEN.get(group, ()):
+        if all(getattr(type(made), name) is getattr(kind, name) for name in methods):
+            wrong.append(f"it has no method {' or '.join(methods)}")
+        if isinstance(made, nn.Module) and "_parameters" not in vars(made):
+            wrong.append("its __init__ does not call super().__init__()")
+        elif (name := DECLARED.get(group)) and not isinstance(getattr(made, name, None), bool):
+            wrong.append(f"it has no {name}, True or False")
     if wrong:
         raise check.refusal(group, config[group]["_target_"], f"{wrong[0]}; see docs/own.md")
     return made

@@ -114,8 +114,10 @@ def _write(
     except OSError as error:
         shutil.rmtree(unfinished, ignore_errors=True)
         left = latest(run_folder)
-        usable = f"{left} is untouched and usable" if left else "there is no earlier one"
-        said = f"{final}: checkpoint not written ({why(error)}); {usable}. Free some space and resume"
+        usable, then = (
+            (f"{left} is untouched and usable", "resume") if left else ("there is no earlier one", "begin anew")
+        )
+        said = f"{final}: checkpoint not written ({why(error)}); {usable}. Free some space and {then}"
         raise NotSaved(said) from error
     _clear_partials(root)
     for old in checkpoints(run_folder)[:-keep]:

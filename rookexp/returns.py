@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Ge, Gt, Le
@@ -66,8 +66,14 @@ class Baseline(nn.Module):
     def advantages(self, given: TokenRewards) -> Advantages:
         """The advantage of each row's summed rewards, on every completion token of the row."""
         rewards = given.rewards.sum(1).view(len(given.tasks), given.group_size)  # (P, G)
-        advantages = self(rewards, given.tasks).reshape(-1, 1)  # (N, 1)
-        return Advantages(torch.where(given.mask, advantages, 0.0), None)
+        found: Any = self(rewards, given.tasks)
+        if not isinstance(found, Tensor) or found.shape != rewards.shape:
+            given_back = f"a tensor of shape {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+            raise ConfigError(
+                f"baseline={type(self).__name__}: forward gave {given_back}; wanted: a tensor of shape "
+                f"{list(rewards.shape)}, prompts x completions"
+            )
+        return Advantages(torch.where(given.mask, found.reshape(-1, 1), 0.0), None)
 
     def forward(self, rewards: Float[Tensor, "p g"], tasks: Sequence[str]) -> Float[Tensor, "p g"]:
         """The advantage of each completion of P prompts, whose tasks are `tasks`."""

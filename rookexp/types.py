@@ -225,13 +225,20 @@ def scores_of(reward: Reward, prompts: Sequence[Prompt], texts: Sequence[str]) -
 
 
 def _refuse_other_sums(rewards: Tensor, stages: Stages) -> None:
-    """Raises: ConfigError for stages of the wrong shape, or that do not add up to the rewards."""
-    ends, earned = stages.ends, stages.rewards
+    """Raises: ConfigError for stages of the wrong shape or order, or that do not add up to the rewards."""
+    ends: Any = stages.ends
+    earned: Any = stages.rewards
+    if not isinstance(ends, Tensor) or not isinstance(earned, Tensor):
+        kinds = f"{type(ends).__name__} and {type(earned).__name__}"
+        raise ConfigError(f"reward: ends and rewards of Stages are {kinds}; wanted: tensors of shape (N, K)")
     if ends.dim() != 2 or ends.shape != earned.shape or len(ends) != len(rewards):
         shapes = f"{list(ends.shape)} and {list(earned.shape)}"
         raise ConfigError(
             f"reward: ends and rewards of Stages have the shapes {shapes}; wanted: ({len(rewards)}, K) each"
         )
+    if (late := (ends.diff(dim=1) < 0).any(1)).any():
+        row = int(late.int().argmax())
+        raise ConfigError(f"reward: the stages of completion {row} end at {ends[row].tolist()}; wanted: ascending")
     apart = (earned.sum(1) - rewards).abs() - SAME * (1 + rewards.abs())
     if (apart > 0).any():
         row = int(apart.argmax())
@@ -261,9 +268,12 @@ def stages_of(found: Sequence[tuple[Sequence[int], Scores]], texts: Sequence[str
 
 
 def _floats(what: str, x: Tensor, count: int | None) -> Tensor:
-    """`x` in at least float32. Raises: ConfigError unless it is a flat tensor, of `count` numbers if that is given."""
+    """`x` in at least float32, on the CPU, without a graph.
+
+    Raises: ConfigError unless it is a flat tensor, of `count` numbers if that is given.
+    """
     if not isinstance(x, Tensor) or x.dim() != 1 or len(x) != (len(x) if count is None else count):
         found = f"a tensor of shape {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
         numbers = "one number a completion" if count is None else f"{count} numbers, one a completion"
         raise ConfigError(f"reward: {what} of Scores are {found}; wanted: a tensor of {numbers}")
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x.detach().cpu().to(torch.promote_types(x.dtype, torch.float32))

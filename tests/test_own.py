@@ -102,12 +102,107 @@ def test_a_part_of_no_known_kind_is_one_line(group: str, kind: str, folder: Path
     assert re.fullmatch(said, done.stderr), done.stderr
 
 
+UNFINISHED = {  # a part, the text of its class that is replaced, by what, and what is said of it
+    "loss": (r"def __call__\(", "def called(", "it has no method __call__"),
+    "baseline": (r"def forward\(", "def forwards(", "it has no method forward or advantages"),
+    "kl": (r"def coefficient\(", "def coef(", "it has no method coefficient"),
+    "kl flag": (r"can_be_nonzero", "can_be_zero", "it has no can_be_nonzero, True or False"),
+    "kl init": (r"super\(\).__init__\(\)", "pass", r"its __init__ does not call super\(\).__init__\(\)"),
+    "reference": (r"def update\(", "def updates(", "it has no method update"),
+    "reference flag": (r"moves = True", "move = True", "it has no moves, True or False"),
+}
+FALSE = {  # what a part returns instead of `return`'s value in its class, and the one line
+    "loss": ("logprobs.mean()", r"loss=Held: it gave a tensor of shape \[\]; wanted: a tensor of shape \[\d+\], .*"),
+    "baseline": ("rewards.tolist()", r"baseline=Middle: forward gave list; wanted: a tensor of shape \[\d+, \d+\], .*"),
+    "kl": ("-0.1", r"kl=Beta: coefficient gave -0\.1; wanted: a finite number >= 0"),
+    "schedule": ("-1.0", r"optim\.schedule=Rate: factor\(0\) gave -1\.0; wanted: a finite number >= 0"),
+}
+MORE = """
+from rookexp.coefficients import Coefficient
+from rookexp.reference import Sync
+from rookexp.schedule import Schedule
+
+
+class Beta(Coefficient):
+    can_be_nonzero = True
+
+    def __init__(self):
+        super().__init__()
+
+    def coefficient(self):
+        return 0.1
+
+
+class Follow(Sync):
+    moves = True
+
+    def update(self, step, reference, policy):
+        return False
+
+
+class Rate(Schedule):
+    def factor(self, step):
+        return 1.0
+"""
+PARTS = ["loss=held", "baseline=middle", "kl=beta", "reference=follow", "optim.schedule._target_=my_algorithm.Rate"]
+
+
+def written(folder: Path) -> Path:
+    """The file of the page's algorithm, with the other parts that a user may write."""
+    path = folder / "my_algorithm.py"
+    path.write_text(path.read_text() + MORE)
+    for group, name in (("kl", "Beta"), ("reference", "Follow")):
+        option = folder / "options" / group / f"{name.lower()}.yaml"
+        option.parent.mkdir(exist_ok=True)
+        option.write_text(f"_target_: my_algorithm.{name}\n")
+    return path
+
+
+@pytest.mark.parametrize("which", UNFINISHED)
+def test_a_part_that_is_unfinished_is_one_line(which: str, folder: Path, root: Path) -> None:
+    path, (text, by, said) = written(folder), UNFINISHED[which]
+    found, count = re.subn(text, by, path.read_text(), count=1)
+    assert count == 1
+    path.write_text(found)
+    done = typed(folder, root, "--config-dir", "options", *PARTS, *SHORT)
+    assert done.returncode == 2
+    group = which.split()[0]
+    assert re.fullmatch(rf"error: {group}=my_algorithm\.\w+: {said}; see docs/own\.md\n", done.stderr), done.stderr
+
+
+@pytest.mark.parametrize("group", FALSE)
+def test_what_a_part_may_not_return_is_one_line(group: str, folder: Path, root: Path) -> None:
+    """With the self-check off, which would otherwise train on it."""
+    path, (gives, said) = written(folder), FALSE[group]
+    name = {"loss": "Held", "baseline": "Middle", "kl": "Beta", "schedule": "Rate"}[group]
+    found, count = re.subn(
+        rf"(class {name}\(.*?\n        return )[^\n]*", rf"\g<1>{gives}", path.read_text(), flags=re.S
+    )
+    assert count == 1
+    path.write_text(found)
+    done = typed(folder, root, "--config-dir", "options", *PARTS, "doctor=off", *SHORT)
+    assert done.returncode == 2
+    assert re.search(rf"^error: {said}\n\Z", done.stderr, re.M), done.stderr
+
+
+@pytest.mark.parametrize("text", ["_target_: my_rewards.Short\n  limit: 3\n", "_target_ my_rewards.Short\nlimit: 3\n"])
+def test_an_option_that_is_no_yaml_is_named(text: str, folder: Path, root: Path) -> None:
+    (folder / "options" / "reward" / "short.yaml").write_text(text)
+    done = typed(folder, root, "--config-dir", "options", "reward=short", *SHORT)
+    assert done.returncode == 2
+    assert re.fullmatch(r"error: reward=short: [^\n]*short\.yaml[^\n]*line 2[^\n]*\n", done.stderr), done.stderr
+
+
 WRONG = {
     "Scores([0.0] * len(texts), {})": "reward: the rewards of Scores are list; wanted: .*",
     "Scores(torch.zeros(len(texts), 1), {})": r"reward: the rewards of Scores are .* shape \[\d+, 1\]; wanted: .*",
     "Scores(torch.zeros(len(texts) + 1), {})": r"reward=Short: score gave \d+ for \d+ completions; wanted: .*",
     "Scores(torch.zeros(len(texts)), {'few': torch.zeros(2)})": "reward: part 'few' of Scores are .*; wanted: .*",
     "Scores(lengths / 9, None)": r"reward: the parts of Scores are NoneType; wanted: a mapping, as in \{\}",
+    "Scores(lengths, {}, Stages([[1]] * len(texts), lengths[:, None]))": "reward: ends and rewards of Stages are .*",
+    "Scores(lengths, {}, Stages(lengths[:, None] - torch.tensor([0, 1]), lengths[:, None] * torch.tensor([0, 1])))": (
+        r"reward: the stages of completion 0 end at \[\d+, \d+\]; wanted: ascending"
+    ),
     "lengths": r"reward=Short: score gave Tensor for \d+ completions; wanted: .*",
 }
 
@@ -117,7 +212,7 @@ def test_scores_of_another_shape_are_one_line(given: str, folder: Path, root: Pa
     path = folder / "my_rewards.py"
     text, found = re.subn(r"return Scores.*", f"return {given}", path.read_text())
     assert found == 1
-    path.write_text(text)
+    path.write_text(text.replace("import Scores", "import Scores, Stages"))
     done = typed(folder, root, "--config-dir", "options", "reward=short", *SHORT)
     assert done.returncode == 2
     assert re.fullmatch(f"error: {WRONG[given]}\n", done.stderr), done.stderr

@@ -107,8 +107,10 @@ def explain_override(text: str, config: DictConfig, loader: ConfigLoader) -> str
         if value in options and key not in config.hydra.runtime.choices:
             groups = sorted({str(g) for g in config.hydra.runtime.choices if "/" not in g} - {"hydra"})
             return f"{text}: not a group of this command, which has {', '.join(groups) or 'none'}"
-        if value in options:
+        if value in options and override.is_add():
             return f"{text}: {key} has a choice already; type {key}={value}"
+        if value in options:  # the option's file does not compose, as YAML or as a config
+            return None
         hint = "; one of several may be null with sweep=grid" if text in recipes.NULLS else ""
         return f"{text}: allowed: {', '.join(options)}{hint or check.nearest(value, options, f'{key}=')}"
     if override.is_add():
