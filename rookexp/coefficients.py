@@ -5,7 +5,8 @@ A controller's `target_nats` is in the unit of what it observes: the step's dive
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import math
+from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Ge, Gt, Le, Lt
@@ -25,6 +26,15 @@ class Coefficient(nn.Module):
     def coefficient(self) -> float:
         """beta of the coming step, >= 0."""
         raise NotImplementedError
+
+    def now(self) -> float:
+        """The same. Raises: ConfigError for what user code may give instead, or above 0 without `can_be_nonzero`."""
+        found: Any = self.coefficient()
+        most = math.inf if self.can_be_nonzero else 0
+        if not isinstance(found, int | float) or not 0 <= found <= most or found == math.inf:
+            wanted = "a finite number >= 0" if self.can_be_nonzero else "0, as can_be_nonzero is False"
+            raise ConfigError(f"kl={type(self).__name__}: coefficient gave {found!r}; wanted: {wanted}")
+        return found
 
     def observe(self, kl_nats: float | None, *, tokens: int, rows: int) -> None:
         """Ends a step of `tokens` completion tokens in `rows` completions; `kl_nats` is not multiplied by beta.

@@ -43,7 +43,9 @@ def main() -> None:
 
 def compare(argv: Sequence[str]) -> None:
     """Reads the folders, writes the files, prints; exits with status 2 if they cannot be compared or written."""
-    parser = argparse.ArgumentParser(prog="python -m rookexp.compare", description="Compare runs and sweeps.")
+    parser = argparse.ArgumentParser(
+        prog="python -m rookexp.compare", description="Compare runs and sweeps.", allow_abbrev=False
+    )
     parser.add_argument("folders", metavar="RUN_OR_SWEEP", nargs="+", type=Path, help="run folders, or folders of runs")
     parser.add_argument("--out", metavar="DIR", type=Path, default=Path("outputs/compare"), help="default: %(default)s")
     parser.add_argument("--baseline", metavar="X", help="point that the others are set beside: trial number or run")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from annotated_types import Gt, Lt
@@ -22,6 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rookexp.errors import ConfigError
+from rookexp.types import described
 
 PerToken = Float[Tensor, " m"]  # a number at each of M completion tokens
 RowOfToken = Int[Tensor, " m"]  # each token's row number, in any order; all tokens of a row are in one call
@@ -36,6 +37,16 @@ class PolicyLoss:
     def __call__(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> PerToken:
         """The loss of each token, to be minimised; a row's loss stands at every token of the row."""
         raise NotImplementedError
+
+    def per_token(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> PerToken:
+        """The same. Raises: ConfigError for a result of another shape, as user code may give; it might broadcast."""
+        found: Any = self(logprobs, old, advantages, row)
+        if not isinstance(found, Tensor) or found.shape != logprobs.shape:
+            raise ConfigError(
+                f"loss={type(self).__name__}: it gave {described(found)}; wanted: a tensor of shape "
+                f"{list(logprobs.shape)}, the loss of each token"
+            )
+        return found
 
     def clip_flags(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> Flags:
         """Detached 0 or 1 at each token; the mean over completion tokens is the metric of that name; {}: no clip.

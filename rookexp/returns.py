@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rookexp import ops
 from rookexp.errors import ConfigError
-from rookexp.types import Stages
+from rookexp.types import Stages, described
 
 ROUNDING = 1e-5  # of the largest number: returns that differ by less count as equal, as each is a sum over many tokens
 VAR_EPS = 1e-8  # added to the variance that `whiten` divides by, as TRL and verl do
@@ -68,9 +68,8 @@ class Baseline(nn.Module):
         rewards = given.rewards.sum(1).view(len(given.tasks), given.group_size)  # (P, G)
         found: Any = self(rewards, given.tasks)
         if not isinstance(found, Tensor) or found.shape != rewards.shape:
-            given_back = f"a tensor of shape {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
             raise ConfigError(
-                f"baseline={type(self).__name__}: forward gave {given_back}; wanted: a tensor of shape "
+                f"baseline={type(self).__name__}: forward gave {described(found)}; wanted: a tensor of shape "
                 f"{list(rewards.shape)}, prompts x completions"
             )
         return Advantages(torch.where(given.mask, found.reshape(-1, 1), 0.0), None)

@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Le, Len, Lt
+
+from rookexp.errors import ConfigError
 
 Milestone = Annotated[Sequence[Annotated[float, Gt(0), Le(1)]], Len(2, 2)]  # (progress, factor from there on)
 
@@ -27,9 +29,17 @@ class Schedule:
         """The factor of step `step`, in [0, 1]."""
         return (step + 1) / self.warmup_steps if step < self.warmup_steps else self._after(step)
 
+    def at(self, step: int) -> float:
+        """The same. Raises: ConfigError for what user code may give instead of a finite number >= 0."""
+        found: Any = self.factor(step)
+        if not isinstance(found, int | float) or not 0 <= found < math.inf:
+            who = f"optim.schedule={type(self).__name__}"
+            raise ConfigError(f"{who}: factor({step}) gave {found!r}; wanted: a finite number >= 0")
+        return found
+
     def _after(self, step: int) -> float:
         """The factor of a step that is not in the warm-up."""
-        raise NotImplementedError
+        raise ConfigError(f"optim.schedule={type(self).__name__}: it has no method factor; see docs/own.md")
 
 
 class Constant(Schedule):

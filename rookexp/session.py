@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 import sys
 import time
@@ -36,7 +35,6 @@ from rookexp.policies import Pretrained
 from rookexp.run_folder import fingerprints, hub, report
 from rookexp.run_folder.resume_checks import resolved_hardware
 from rookexp.run_folder.run_info import write_run_info
-from rookexp.schedule import Schedule
 from rookexp.self_check import checkup
 from rookexp.self_check.rehearsal import Finding, Size, Skipped, Subject
 from rookexp.sweep.job import Trial
@@ -106,17 +104,6 @@ def find_start(resume: str | None, steps: int, folder: Path) -> Start:
     return Start(done, newest)
 
 
-def refuse_factors(schedule: Schedule, steps: int) -> None:
-    """Raises: ConfigError where a schedule, which may be user code, has a step whose rate is below 0 or no number."""
-    for step in range(steps):
-        factor: Any = schedule.factor(step)
-        if not isinstance(factor, int | float) or not 0 <= factor < math.inf:
-            raise ConfigError(
-                f"optim.schedule={type(schedule).__name__}: factor({step}) gave {factor!r}; wanted: a finite "
-                "number >= 0"
-            )
-
-
 def assemble(
     settings: Settings,
     folder: Path,
@@ -165,12 +152,11 @@ def assemble(
         if early is not None:
             raise early
 
-    refuse_factors(optim.schedule, settings.steps)
     trainer = Trainer(
         policy=policy.model,
         objective=objective,
         optimizer=optimizer,
-        schedule=optim.schedule.factor,
+        schedule=optim.schedule.at,
         steps=settings.steps,
         inner_epochs=inner_epochs,
         minibatches=minibatches,

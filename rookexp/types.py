@@ -212,7 +212,7 @@ def by_task(prompts: Sequence[Prompt]) -> dict[str, list[int]]:
 def scores_of(reward: Reward, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
     """The scores of N texts by a reward, which may be user code.
 
-    Raises: ConfigError unless those are `Scores` with N rewards.
+    Raises: ConfigError unless those are `Scores` with N rewards, whose stages end within the texts.
     """
     scores = reward.score(prompts, texts)
     found = len(scores.rewards) if isinstance(scores, Scores) else type(scores).__name__
@@ -221,6 +221,11 @@ def scores_of(reward: Reward, prompts: Sequence[Prompt], texts: Sequence[str]) -
             f"reward={type(reward).__name__}: score gave {found} for {len(texts)} completions; "
             "wanted: rookexp.types.Scores with one reward each"
         )
+    if scores.stages is not None:
+        for row, (text, ends) in enumerate(zip(texts, scores.stages.ends.tolist(), strict=True)):
+            if max(ends, default=0) > len(text):
+                who = f"reward={type(reward).__name__}: the stages of completion {row} end at {ends}"
+                raise ConfigError(f"{who}; wanted: at most {len(text)}, its number of characters")
     return scores
 
 
@@ -273,7 +278,11 @@ def _floats(what: str, x: Tensor, count: int | None) -> Tensor:
     Raises: ConfigError unless it is a flat tensor, of `count` numbers if that is given.
     """
     if not isinstance(x, Tensor) or x.dim() != 1 or len(x) != (len(x) if count is None else count):
-        found = f"a tensor of shape {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
         numbers = "one number a completion" if count is None else f"{count} numbers, one a completion"
-        raise ConfigError(f"reward: {what} of Scores are {found}; wanted: a tensor of {numbers}")
+        raise ConfigError(f"reward: {what} of Scores are {described(x)}; wanted: a tensor of {numbers}")
     return x.detach().cpu().to(torch.promote_types(x.dtype, torch.float32))
+
+
+def described(found: Any) -> str:
+    """What user code gave, for an error: "a tensor of shape [2, 3]", or the type's name."""
+    return f"a tensor of shape {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__

@@ -26,6 +26,7 @@ DIVIDED = (
 LATE = "changes no gradient: the KL coefficient stays 0 for kl.warmup=20 steps, and the run has "
 FIXED = "changes no gradient: the reference first moves after step 10, and the run has 10"
 WARM = "warms up over {} steps, and the run has 20: the rate ends at 50% of optim.lr"
+UNLISTED = "changes nothing: no prompt holds a list, as the task's share `analysed` is 0"
 NO_KL = "changes nothing: the KL coefficient stays 0; kl=fixed has one"
 
 SAID = {
@@ -85,6 +86,14 @@ SAID = {
     "baseline.std_floor=0.1": "",
     "baseline=gae baseline.value_clip=0.1": ONE.replace("ratio is 1", "value is the old one"),
     "baseline=gae grpo=ppo baseline.value_clip=0.1": "",
+    "task.list_order=shuffled": UNLISTED,
+    "task.analysed=0.5 task.list_order=shuffled": "",
+    "task=rookworld_mix task.tasks.P.list_order=shuffled": UNLISTED,
+    "task=rookworld_mix task.tasks.P.analysed=0.5 task.tasks.P.list_order=shuffled": "",
+    "task=rookworld_mix task.tasks.A.prompts=7": (
+        "changes nothing: a step has task.prompts prompts, of which each task gets its part of task.shares"
+    ),
+    "task=rookworld_phases task.tasks.A.prompts=7": "",
 }
 
 

@@ -167,6 +167,15 @@ def test_a_missing_key_is_named(key: str) -> None:
     assert refused(node, given=("seed",)).startswith(f"group.{key}: missing; allowed: ")
 
 
+def paid(prompts, texts):  # type: ignore[no-untyped-def]
+    """A reward where what makes one is wanted."""
+
+
+def test_a_function_in_place_of_a_class_is_told() -> None:
+    said = "paid is called once, with the keys of its file: name a class; see docs/own.md"
+    assert refused({"_target_": f"{HERE}.paid"}) == f"group.prompts: missing; allowed: anything; {said}"
+
+
 def test_objects_may_be_absent_only_from_a_partial_node() -> None:
     node = {k: v for k, v in WHOLE.items() if k != "part"}
     check.check_node(node, "group", given=("seed",))

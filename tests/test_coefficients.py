@@ -1,5 +1,6 @@
 """How beta moves: step by step against each law, at its bounds, and resumed at any step."""
 
+import math
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -248,3 +249,25 @@ def test_a_floor_of_zero_is_refused_because_a_product_never_leaves_it(name):
     node = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"))
     with pytest.raises(ConfigError, match="kl.min_coef=0.0: allowed: a number > 0"):
         check.check_node(node | {"min_coef": 0.0}, "kl")
+
+
+@pytest.mark.parametrize("given", [-0.1, math.nan, math.inf, None, "0.1", torch.tensor([0.1])])
+def test_what_user_code_may_not_give_is_refused(given):
+    class Own(Coefficient):
+        can_be_nonzero = True
+
+        def coefficient(self):
+            return given
+
+    with pytest.raises(ConfigError, match=r"^kl=Own: coefficient gave .*; wanted: a finite number >= 0$"):
+        Own().now()
+
+
+def test_a_coefficient_that_said_it_stays_zero_must():
+    class Own(NoKL):
+        def coefficient(self):
+            return 0.1
+
+    assert NoKL().now() == 0
+    with pytest.raises(ConfigError, match=r"^kl=Own: coefficient gave 0\.1; wanted: 0, as can_be_nonzero is False$"):
+        Own().now()

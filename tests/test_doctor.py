@@ -21,13 +21,14 @@ from rookexp import baselines, build, coefficients, doctor, generate, losses, op
 from rookexp.config import composing, door
 from rookexp.core_wait import CoreWait
 from rookexp.draw import Sampling, filtered
+from rookexp.errors import ConfigError
 from rookexp.evaluation import Greedy
 from rookexp.models.gpt2 import GPT2
 from rookexp.models.kv_cache import KVCache
 from rookexp.objectives.grpo import GRPO
 from rookexp.objectives.rollouts import RolloutSource
 from rookexp.self_check import checkup
-from rookexp.self_check.rehearsal import Finding, Skipped, Subject
+from rookexp.self_check.rehearsal import Finding, Rehearsal, Skipped, Subject
 from rookexp.types import Prompt, Rollouts, Scores
 
 Patch = pytest.MonkeyPatch
@@ -162,6 +163,23 @@ def test_a_gold_answer_that_its_own_kind_cuts_off_is_named() -> None:
     assert list(findings) == ["max new tokens"]
     assert findings["max new tokens"].cause == "a right answer cut off by task.sampling.A.max_new_tokens=4"
     assert findings["max new tokens"].fix == "set task.sampling.A.max_new_tokens to 5 or more."
+
+
+def test_a_kind_that_comes_late_has_gold_answers_among_the_few_that_are_tried() -> None:
+    texts = [first + second for first in "abcdef" for second in "abcdef"]
+
+    class Late(AskVowels):
+        def select(self, step: int) -> tuple[Prompt, ...]:
+            return tuple(replace(prompt, task="PA"[i == 35]) for i, prompt in enumerate(super().select(step)))
+
+    golds = Rehearsal(World(task=Late(texts)).subject(), checkup.QUICK).golds
+    assert [prompt.task for prompt, _ in golds] == ["P", "A", *"P" * 14]
+    assert len({prompt.text for prompt, _ in golds}) == 16
+
+
+def test_a_gold_answer_that_is_no_text_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"^AskVowels\.gold gave int; wanted: a text, or None$"):
+        World(task=AskVowels(gold=3)).examined()  # type: ignore[arg-type]
 
 
 class FirstLetter:

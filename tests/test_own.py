@@ -203,6 +203,9 @@ WRONG = {
     "Scores(lengths, {}, Stages(lengths[:, None] - torch.tensor([0, 1]), lengths[:, None] * torch.tensor([0, 1])))": (
         r"reward: the stages of completion 0 end at \[\d+, \d+\]; wanted: ascending"
     ),
+    "Scores(lengths, {}, Stages(lengths[:, None] + 1, lengths[:, None]))": (
+        r"reward=Short: the stages of completion 0 end at \[\d+\]; wanted: at most \d+, its number of characters"
+    ),
     "lengths": r"reward=Short: score gave Tensor for \d+ completions; wanted: .*",
 }
 

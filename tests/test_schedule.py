@@ -5,7 +5,8 @@ import math
 
 import pytest
 
-from rookexp.schedule import Advanced, Constant, Cosine, CosineRestarts, Linear, Step
+from rookexp.errors import ConfigError
+from rookexp.schedule import Advanced, Constant, Cosine, CosineRestarts, Linear, Schedule, Step
 
 COS = (1 + math.cos(math.pi / 4)) / 2  # half a cosine after a quarter of its way
 THIRDS = [[1 / 3, 0.5], [2 / 3, 0.25]]
@@ -97,3 +98,21 @@ def test_no_step_has_rate_zero_and_the_decay_never_rises(schedule):
     assert all(0 < factor <= 1 for factor in factors)
     assert max(factors) == factors[9] == factors[10] == 1
     assert factors[9:] == sorted(factors[9:], reverse=True)
+
+
+@pytest.mark.parametrize("given", [-0.1, math.nan, math.inf, None, "1"])
+def test_what_user_code_may_not_give_is_refused(given):
+    class Own(Schedule):
+        def factor(self, step):
+            return given
+
+    with pytest.raises(ConfigError, match=r"^optim\.schedule=Own: factor\(3\) gave .*; wanted: a finite number >= 0$"):
+        Own(warmup_steps=0).at(3)
+
+
+def test_a_schedule_without_its_method_is_one_line():
+    class Own(Schedule):
+        pass
+
+    with pytest.raises(ConfigError, match=r"^optim\.schedule=Own: it has no method factor; see docs/own\.md$"):
+        Own(warmup_steps=0).at(0)

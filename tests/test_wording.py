@@ -85,4 +85,4 @@ def test_intervals_and_seeds_and_long_lists() -> None:
     letters = list("abcdefgh")
     assert wording._first(letters[:6]) == "a, b, c, d, e, f"
     assert wording._first(letters) == "a, b, c, d, e, f and 2 more"
-    assert wording._first(letters, "more keys", most=7) == "a, b, c, d, e, f, g and 1 more keys"
+    assert wording._first(letters, most=7) == "a, b, c, d, e, f, g and 1 more"

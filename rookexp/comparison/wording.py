@@ -86,9 +86,9 @@ def changes(base: Point, other: Point) -> list[tuple[str, str, str]]:
     return [(key, points.text(base.settings[key]), points.text(other.settings[key])) for key in keys]
 
 
-def _first(items: Sequence[str], more: str = "more", most: int = SHOWN_SETTINGS) -> str:
+def _first(items: Sequence[str], most: int = SHOWN_SETTINGS) -> str:
     left = len(items) - most
-    return ", ".join(items[:most]) + (f" and {left} {more}" if left > 0 else "")
+    return ", ".join(items[:most]) + (f" and {left} more" if left > 0 else "")
 
 
 def _one(point: Point, figure: str) -> list[str]:
@@ -105,7 +105,7 @@ def _one(point: Point, figure: str) -> list[str]:
 
 
 def _two(base: Point, other: Point, comparison: Comparison) -> list[str]:
-    shown = _first([f"{key} {before} → {after}" for key, before, after in changes(base, other)], "more keys")
+    shown = _first([f"{key} {before} → {after}" for key, before, after in changes(base, other)])
     lines = [f"{other.name} differs from {base.name} in {shown}."]
     found = comparison.beside[other.name].get(comparison.main)
     lines.append(_judged(base, other, comparison.main, found))
@@ -199,7 +199,7 @@ def _many(comparison: Comparison) -> list[str]:
     lines = []
     varied = {key: len({repr(p.settings[key]) for p in comparison.points}) for key in base.settings}
     if varied:
-        shown = _first([f"{key} ({count} values)" for key, count in varied.items()], "more keys")
+        shown = _first([f"{key} ({count} values)" for key, count in varied.items()])
         lines.append(f"{len(comparison.points)} points differ in {shown}.")
     if not measured:
         return [*lines, f"No finished run has a {figure}: there is nothing to judge.", *_failed(comparison.points)]

@@ -113,6 +113,17 @@ def _undivided(flat: Flat) -> str | None:
     return "changes nothing with baseline.std=none: nothing is divided" if flat.get("baseline.std") == "none" else None
 
 
+def _no_list(flat: Flat) -> str | None:
+    shares = [flat.get(key, 0) for key in ("task.analysed", "task.tasks.P.analysed")]
+    return None if any(shares) else "changes nothing: no prompt holds a list, as the task's share `analysed` is 0"
+
+
+def _of_the_mix(flat: Flat) -> str | None:
+    if flat.get("task._target_") != "rookexp.tasks.mixed.Mixed":
+        return None
+    return "changes nothing: a step has task.prompts prompts, of which each task gets its part of task.shares"
+
+
 # Prefixes of a typed override -> why it has no effect, or not the one it names; None where it acts as it says.
 IDLE: dict[tuple[str, ...], Callable[[Flat], str | None]] = {
     ("loss",): _one_update,
@@ -125,4 +136,6 @@ IDLE: dict[tuple[str, ...], Callable[[Flat], str | None]] = {
     ("grpo.max_resamples",): _not_resampled,
     ("baseline.std_eps", "baseline.std_floor"): _undivided,
     ("baseline.value_clip",): _old_values,
+    ("task.list_order", "task.tasks.P.list_order"): _no_list,
+    ("task.tasks.P.prompts", "task.tasks.A.prompts"): _of_the_mix,
 }

@@ -111,7 +111,10 @@ def check_call(
             raise refusal(join(path, key), value, f"no such key; {listed}{nearest(key, keys, join(path, ''))}")
     for key in hints:
         if key in needed and key not in values:
-            raise ConfigError(f"{join(path, key)}: missing; allowed: {allowed(hints[key])}")
+            remedy = ""
+            if inspect.isfunction(target) and hints[key] is Any:  # a reward, say, in place of what makes one
+                remedy = f"; {target.__name__} is called once, with the keys of its file: name a class; see docs/own.md"
+            raise ConfigError(f"{join(path, key)}: missing; allowed: {allowed(hints[key])}{remedy}")
 
 
 def inherits_signature(target: Callable[..., Any]) -> bool:

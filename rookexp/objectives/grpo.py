@@ -8,7 +8,6 @@ separate objects. Every distribution, of policy and reference, sampled or scored
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, cast
@@ -211,7 +210,7 @@ class GRPO:
             stage = self.source.stages(rollouts, scores.stages)
             paid = returns.at_stages(scores.stages, stage, rollouts.mask)
         if self._pays_kl():
-            paid = paid - self._beta() * seen["kl"]
+            paid = paid - self.coefficient.now() * seen["kl"]
         living = zip(rollouts.prompts, kept[:: self.group_size].tolist(), strict=True)
         given = TokenRewards(
             rewards=paid[kept],
@@ -238,7 +237,7 @@ class GRPO:
         Spread: the mean |x - mean| within a group, or within the step for groups of one. Whatever the baseline divides
         by divides both.
         """
-        paid = self._beta() * kl_nats.sum(1)
+        paid = self.coefficient.now() * kl_nats.sum(1)
         size = self.group_size if self.group_size > 1 else len(paid)
 
         def spread(x: Float[Tensor, " n"]) -> float:
@@ -250,7 +249,7 @@ class GRPO:
 
     def _pays_kl(self) -> bool:
         """Whether this step's rewards include the divergence, with a coefficient above 0."""
-        return self.kl_in_reward and self._beta() > 0
+        return self.kl_in_reward and self.coefficient.now() > 0
 
     @torch.no_grad()
     def _training_forward(self, experience: Experience, mask: Tensor) -> dict[str, Tensor]:
@@ -278,28 +277,7 @@ class GRPO:
                     found.setdefault("final_values", []).append(self.value_head.at_end(rows, mask[index], self.policy))
         return {name: torch.cat(values) for name, values in found.items()}
 
-    def _beta(self) -> float:
-        """The coefficient of this step. Raises: ConfigError for what user code may give: no number, or one below 0."""
-        beta = self.coefficient.coefficient()
-        if not isinstance(beta, int | float) or not 0 <= beta < math.inf:
-            raise ConfigError(
-                f"kl={type(self.coefficient).__name__}: coefficient gave {beta!r}; wanted: a finite number >= 0"
-            )
-        return beta
-
     # ---- loss ---------------------------------------------------------------------------------------------------
-
-    def _policy_loss(self, logprobs: Tensor, old: Tensor, advantages: Tensor, row: Tensor) -> Float[Tensor, " m"]:
-        """The policy loss of each token. Raises: ConfigError for another shape, which might broadcast."""
-        found: Any = self.policy_loss(logprobs, old, advantages, row)
-        shape = list(found.shape) if isinstance(found, Tensor) else None
-        if shape != list(logprobs.shape):
-            given = type(found).__name__ if shape is None else f"a tensor of shape {shape}"
-            raise ConfigError(
-                f"loss={type(self.policy_loss).__name__}: it gave {given}; wanted: a tensor of shape "
-                f"{list(logprobs.shape)}, the loss of each token"
-            )
-        return cast("Tensor", found)
 
     def loss(self, micro: Experience) -> LossTerms:
         """Sum over tokens of weight * (policy loss + beta divergence - entropy_coef entropy + value_coef value loss).
@@ -316,9 +294,9 @@ class GRPO:
         row = at // (micro.tokens.shape[1] - 1)
         logprobs, entropy, now = stats.logprobs, stats.entropy, stats.logprobs.detach()
         old = now if self.single_update and not self.exact_sampler else sampled
-        beta = 0.0 if self.kl_in_reward else self._beta()
+        beta = 0.0 if self.kl_in_reward else self.coefficient.now()
 
-        terms = {"policy": ops.weighted_sum(self._policy_loss(logprobs, old, advantages, row), weights)}
+        terms = {"policy": ops.weighted_sum(self.policy_loss.per_token(logprobs, old, advantages, row), weights)}
         if stats.ref is not None and beta:
             terms["kl"] = beta * ops.weighted_sum(self._penalty(logprobs, stats.ref, old), weights)
         if self.entropy_coef:
@@ -385,7 +363,7 @@ class GRPO:
         """
         if self.reference is None:
             return {}
-        beta, kl_nats = self._beta(), metrics.get("kl")
+        beta, kl_nats = self.coefficient.now(), metrics.get("kl")
         tokens = round(metrics["completions/mean_length"] * self.rows)  # including those without a weight
         self.coefficient.observe(kl_nats, tokens=tokens, rows=self.rows)
         self.reference_sync.update(step + 1, cast("nn.Module", self.reference), cast("nn.Module", self.policy))

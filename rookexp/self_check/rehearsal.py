@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -15,11 +16,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rookexp import generate, per_task_sampling
+from rookexp.errors import ConfigError
 from rookexp.evaluation import Greedy
 from rookexp.objectives.grpo import GRPO
 from rookexp.self_check.reciter import Reciter
 from rookexp.trainer import Trainer
-from rookexp.types import Experience, Prompt, Reward, Scores, Tokenizer
+from rookexp.types import Experience, Prompt, Reward, Scores, Tokenizer, described
 
 Part = TypeVar("Part")
 SURE = 0.01  # nats a token; a policy with a higher mean log-prob than -SURE is sure
@@ -166,10 +168,14 @@ class Rehearsal:
 
     @cached_property
     def golds(self) -> tuple[tuple[Prompt, str], ...]:
-        """Prompts of the step and of the evaluation with their gold answers; () where there are none."""
+        """Prompts of the step and of the evaluation with their gold answers, all kinds in turn; () for none."""
         prompts = [*self.task.select(self.subject.step), *self.subject.greedy.prompts]
-        by_text = {prompt.text: prompt for prompt in prompts}
-        return golds_of(list(by_text.values())[: self.size.golds], self.own.source.reward, self.task)
+        by_kind: dict[str, dict[str, Prompt]] = {}
+        for prompt in prompts:
+            by_kind.setdefault(prompt.task, {})[prompt.text] = prompt
+        in_turn = [prompt for some in zip_longest(*(each.values() for each in by_kind.values())) for prompt in some]
+        taken = [prompt for prompt in in_turn if prompt is not None][: self.size.golds]
+        return golds_of(taken, self.own.source.reward, self.task)
 
     def limits(self, prompt: Prompt) -> dict[str, int]:
         """The keys that limit a completion of the prompt, in rollouts and evaluation, and the tokens they allow."""
@@ -270,9 +276,22 @@ class _Asked:
 
 
 def golds_of(prompts: Sequence[Prompt], reward: Reward, task: Any) -> tuple[tuple[Prompt, str], ...]:
-    """Each prompt with the reward's gold answer, if it has one, else the task's; prompts with neither are left out."""
+    """Each prompt with the reward's gold answer, if it has one, else the task's; prompts with neither are left out.
+
+    Raises: ConfigError for an answer that is no text, as user code may give.
+    """
     knowing = [part for part in (reward, task) if isinstance(part, Answers)]
-    answers = (next((gold for part in knowing if (gold := part.gold(prompt)) is not None), None) for prompt in prompts)
+
+    def gold_of(prompt: Prompt) -> str | None:
+        for part in knowing:
+            gold: Any = part.gold(prompt)
+            if gold is not None and not isinstance(gold, str):
+                raise ConfigError(f"{type(part).__name__}.gold gave {described(gold)}; wanted: a text, or None")
+            if gold is not None:
+                return gold
+        return None
+
+    answers = map(gold_of, prompts)
     return tuple((prompt, answer) for prompt, answer in zip(prompts, answers, strict=True) if answer is not None)
 
 
