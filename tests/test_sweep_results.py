@@ -26,7 +26,7 @@ from rookexp.sweep.outcome import Outcome
 from rookexp.sweep.plan import Plan
 from rookexp.sweep.ranking import Standing
 from rookexp.sweep.settings import Settings
-from rookexp.sweep.space import Listed
+from rookexp.sweep.space import Listed, Space
 
 
 def settings(**changes: Any) -> Settings:
@@ -87,6 +87,18 @@ def test_the_rivals_of_the_best_are_those_that_its_seeds_do_not_tell_apart_from_
     assert standing.compared(made[0], made[1], 2).said == "within noise"
     # Trial 2 is lower, and trial 3 breaks a constraint.
     assert numbers(standing.rivals(made[0])) == [1]
+
+
+def test_many_rivals_are_counted_and_few_are_named() -> None:
+    for count, said in ((3, "trial 1, 2"), (9, "all 8 others")):
+        made = trials(*((0.5 - number / 1000,) for number in range(count)))
+        for number, trial in enumerate(made):
+            own = {str(seed): {"gain": 0.5 - number / 1000 + (seed * 7 + number) % 5 / 10} for seed in range(4)}
+            trial.set_user_attr("figures", own)
+        standing = Standing(Plan(settings(), Space((), ()), [0, 1, 2, 3], Path("nowhere"), {}, None), made)
+        vars(standing)["points"] = {}  # there are no run folders
+        lines = results.closing(standing)
+        assert f"not told apart from it by 4 seeds: {said}" in lines
 
 
 def test_a_figure_of_a_point_is_its_mean_over_the_seeds_that_have_it() -> None:

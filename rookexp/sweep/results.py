@@ -150,8 +150,10 @@ def closing(now: Standing) -> list[str]:
         same = f"; as good: trial {ties}" if ties else ""
         lines.append(f"{'not dominated' if several else 'best'}: trial {trial.number}, {point}{same}")
         if not several and len(plan.seeds) >= statistics.MIN_SEEDS and (rivals := now.rivals(trial)):
-            which = ", ".join(str(t.number) for t in rivals) if len(rivals) <= NAMED else f"{len(rivals)} others"
-            lines.append(f"not told apart from it by {len(plan.seeds)} seeds: trial {which}")
+            numbers = f"trial {', '.join(str(t.number) for t in rivals)}"
+            many = f"all {len(rivals)}" if len(rivals) == len(done) - 1 else f"{len(rivals)} of the {len(done) - 1}"
+            which = numbers if len(rivals) <= NAMED else f"{many} others"
+            lines.append(f"not told apart from it by {len(plan.seeds)} seeds: {which}")
     if len(now.complete) > 1 and not equal:
         of = f"mean of {wording.seeds(len(plan.seeds))}, [95 % interval]; "
         lines.append(
