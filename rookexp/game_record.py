@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import date
 from pathlib import Path
 
 import chess
@@ -24,6 +25,7 @@ class GameRecord:
         self.tell = tell
         self.game: chess.Board | None = None  # the moves so far of a game with an answer of this engine
         self.colour = chess.WHITE  # this engine's in that game
+        self.began = ""  # its date, as PGN writes it
         self.kept = b""  # what the PGN file has of it
 
     def asked(self, board: chess.Board) -> None:
@@ -35,6 +37,8 @@ class GameRecord:
 
     def answered(self, board: chess.Board, move: str) -> None:
         """Takes the engine's move in a position."""
+        if self.game is None:
+            self.began = f"{date.today():%Y.%m.%d}"
         self.colour = board.turn
         game = board.copy()
         game.push_uci(move)
@@ -51,7 +55,7 @@ class GameRecord:
             return
         game = chess.pgn.Game.from_board(self.game)
         ours, theirs = ("White", "Black") if self.colour == chess.WHITE else ("Black", "White")
-        game.headers.update({"Event": "rookexp.uci", ours: self.name, theirs: "?"})
+        game.headers.update({"Event": "rookexp.uci", "Date": self.began, ours: self.name, theirs: "?"})
         text = f"{game}\n\n".encode()
         try:
             put(Path(self.pgn).expanduser(), self.kept, text)

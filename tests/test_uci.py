@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -492,7 +493,7 @@ def test_a_question_again_or_a_take_back_is_the_same_game(tmp_path: Path, then: 
 
 
 def test_two_engines_share_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "games.pgn"
+    path, began = tmp_path / "games.pgn", date.today()
     engines = [
         Engine(name=name, settings=replace(SETTINGS, pgn=str(path)), load=Scripted, out=io.StringIO())
         for name in ("one", "two")
@@ -504,6 +505,8 @@ def test_two_engines_share_a_file(tmp_path: Path) -> None:
         moves.append(player.record.game.peek().uci())  # type: ignore[union-attr]
     games = read_games(path)
     assert [(game.headers["White"], game.headers["Black"]) for game in games] == [("one", "?"), ("?", "two")]
+    days = {f"{day:%Y.%m.%d}" for day in (began, date.today())}
+    assert {game.headers["Date"] for game in games} <= days
     assert [len(list(game.mainline_moves())) for game in games] == [3, 4]
 
 
