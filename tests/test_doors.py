@@ -425,6 +425,16 @@ def test_a_recipe_of_ones_own_gives_way_to_an_option_whatever_its_folder_is_call
     assert recipe["loss"]["clip_low"] == 0.111
 
 
+def test_a_recipes_null_gives_way_to_an_option_without_that_key(enter: Any, tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    own = "# @package _global_\ntrack: {wandb: null}\nloss: {clip_low: null}\n"
+    (tmp_path / "experiment" / "own.yaml").write_text(own, encoding="utf-8")
+    where = ["--config-dir", str(tmp_path), "experiment=own"]
+    plain, _ = enter("track=local", "loss=reinforce").calls[0]
+    found, _ = enter(*where, "track=local", "loss=reinforce").calls[0]
+    assert (found["track"], found["loss"]) == (plain["track"], plain["loss"])
+
+
 @pytest.mark.parametrize("way", ["--config-dir", "hydra.searchpath"])
 def test_a_file_of_ones_own_that_would_never_be_read_is_refused(
     enter: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], way: str

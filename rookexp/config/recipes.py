@@ -141,6 +141,8 @@ def _changes(path: str, have: Any, want: Any) -> Iterator[str]:
             if key in want:
                 yield from _changes(f"{path}.{key}", have[key], want[key])
             else:
+                if have[key] is None:  # Hydra deletes no null
+                    yield f"{path}.{key}=0"
                 yield f"~{path}.{key}"
         yield from (f"+{path}.{key}={_spelled(value)}" for key, value in want.items() if key not in have)
     elif have != want:
