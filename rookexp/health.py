@@ -27,6 +27,7 @@ class Symptom:
     steps: int = 1  # how many of its latest values the compared median is over
 
 
+ROUNDED = 1e-6  # a share this little above its limit is at it: metrics are fp32 numbers
 SYMPTOMS = {
     "core_wait": Symptom(
         "core_wait",
@@ -158,7 +159,7 @@ class HealthTracker(Tracker):
                 values.append(value)
                 share = median(values)
                 line = f"{_percent(share)} {symptom.what} (limit {_percent(limit)}); {symptom.advice}"
-                yield name, len(values) == symptom.steps and share > limit, line
+                yield name, len(values) == symptom.steps and share > limit + ROUNDED, line
         tasks = frozenset(name for name in seen if name.startswith("reward/mean_"))
         if (entropy := seen.get("entropy")) is not None:
             first = self._first_entropies.setdefault(tasks, entropy)
