@@ -37,7 +37,9 @@ def train(config: dict[str, Any], run_folder: Path) -> None:
     with job.at_work(run_folder) as trial:
         if trial is not None and (reason := trial.pruned()):
             # An earlier seed has shown that the point is not worth it, or this run is resumed by hand.
-            print(f"{run_folder}: given up by its sweep ({reason}); to train on, delete {TRIAL} in it and resume")
+            begun = (run_folder / "checkpoints").is_dir()
+            left = f"; to train on, delete {TRIAL} in it and resume" if begun else " before it began"
+            print(f"{run_folder}: given up by its sweep ({reason}){left}")
             return
         from rookexp import build, dry_run, session  # these import torch, which --help does not need
         from rookexp.config import across

@@ -522,8 +522,11 @@ def test_a_pruned_run_that_is_resumed_says_what_to_delete(
     (tmp_path / run_info.TRIAL).write_text("{}", encoding="utf-8")
     monkeypatch.setattr(job.Trial, "pruned", lambda _: "pruned by MedianPruner")
     train.train({}, tmp_path)
-    said = "given up by its sweep (pruned by MedianPruner); to train on, delete trial.json in it and resume"
-    assert capsys.readouterr().out == f"{tmp_path}: {said}\n"
+    said = f"{tmp_path}: given up by its sweep (pruned by MedianPruner)"
+    assert capsys.readouterr().out == f"{said} before it began\n", "there is nothing to resume"
+    (tmp_path / "checkpoints").mkdir()
+    train.train({}, tmp_path)
+    assert capsys.readouterr().out == f"{said}; to train on, delete trial.json in it and resume\n"
 
 
 def test_a_run_without_space_can_go_on() -> None:
