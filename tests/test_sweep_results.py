@@ -238,6 +238,15 @@ def test_importance_is_the_share_of_the_variance_that_a_parameter_explains(tmp_p
     assert Standing(plan, equal).importance() == {}
 
 
+def test_importance_is_not_said_of_points_that_are_not_measured_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, made = grid(tmp_path, {(0, 0): 0.0, (0, 1): 1.0, (1, 0): 3.0, (1, 1): 4.0})
+    monkeypatch.setattr(Standing, "apart", "trial 1 beside trial 0: the evaluation asks other prompts")
+    assert Standing(plan, made).importance() == {}
+    assert not any(line.startswith("importance") for line in results.closing(Standing(plan, made)))
+
+
 def test_importance_without_lists_is_that_of_the_points_however_often_one_was_drawn(tmp_path: Path) -> None:
     """Optuna's PED-ANOVA over the trials that `Standing` is given, each a point of its own."""
     values = {(a, b): 3.0 * a + b for a in range(3) for b in range(3)}

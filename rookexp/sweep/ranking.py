@@ -120,11 +120,13 @@ class Standing:
     def importance(self) -> dict[str, float]:
         """How much each parameter matters to the first objective, largest first; {} where that cannot be said.
 
+        Nor can it where the points are not all measured alike.
+
         Where all parameters are listed: the share of the variance between points that the parameter explains by itself
         (main effects; in a whole grid they and the interactions add up to 1). Else Optuna's PED-ANOVA.
         """
         values = [trial.values[0] for trial in self.complete]
-        if len(values) < 3 or max(values) == min(values):
+        if len(values) < 3 or max(values) == min(values) or self.apart:
             return {}
         if not all(isinstance(param, Listed) for param in self.plan.space.params):
             sign = self.plan.settings.signs[0]  # low targets are good there
