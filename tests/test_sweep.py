@@ -192,7 +192,7 @@ def test_the_same_command_again_runs_nothing_and_changes_no_run(sweep: Sweeps) -
     table = sweep.rows()
     assert sweep(f"{LR} sweep.seeds=2") == []
     assert "3 points x 2 seeds = 6 jobs" in sweep.said
-    assert "; 3 of them done" in sweep.said
+    assert "; 3 of the points done" in sweep.said, "not of the jobs"
     assert {path: path.read_bytes() for path in before} == before
     assert sweep.rows() == table
 

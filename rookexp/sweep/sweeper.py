@@ -107,7 +107,7 @@ class Sweep:
         states = [trial.state for trial in self.book.trials()]
         done = sum(state.is_finished() for state in states)
         jobs = f" x {count} seeds = {points * count} jobs" if count > 1 else ""
-        left = f"; {done} of them done" if done else ""
+        left = f"; {done} of the points done" if done else ""
         print(f"sweep {self.name}: {points} points{jobs} in {self.plan.folder}{left}", flush=True)
         self.write()
 
