@@ -26,7 +26,10 @@ class EngineError(RookexpError):
 
 
 class TrainingDiverged(RookexpError):
-    """A non-finite gradient; names the step and the loss with its terms. The weights are as they were before it."""
+    """A non-finite gradient; names the step and the loss with its terms. The weights are as they were before it.
+
+    Or weights that an update has made non-finite, which are not saved.
+    """
 
 
 class VerdictFailed(RookexpError):

@@ -138,6 +138,7 @@ def assemble(
         last = step == settings.steps
         early = None if last else asked.ending(step)
         if last or early is not None or step % settings.save_every == 0:
+            refuse_diverged(step, policy.model)
             saver.save(
                 checkpoint.snapshot(
                     folder,
@@ -170,6 +171,14 @@ def assemble(
         after_step=after_step,
     )
     return Training(trainer, tracker, start, asked, saver, finder, resolved_hardware(hardware))
+
+
+def refuse_diverged(step: int, model: nn.Module) -> None:
+    """Raises: TrainingDiverged for weights that are not finite: no checkpoint of them may replace an earlier one."""
+    for name, weights in model.named_parameters():
+        if not weights.isfinite().all():
+            said = f"step {step}: its update left {name!r} with values that are not finite"
+            raise TrainingDiverged(f"{said}, and no checkpoint was made of them; lower optim.lr")
 
 
 def pretrain(training: Training, config: Mapping[str, Any], folder: Path) -> None:
