@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from rookexp.chess_text import Annotation, build_p, parse_p
 from rookexp.config import door
-from rookexp.errors import DataError
+from rookexp.errors import ConfigError, DataError
 from rookexp.rewards.chess import PolicyReward
 from rookexp.tasks.mixed import Mixed
 from rookexp.tasks.rookworld import PolicyTask, load_annotations
@@ -127,8 +127,16 @@ def test_the_share_of_analysed_prompts_is_a_quota_of_each_colour(folder: Path, a
     assert shown[::2] == shown[1::2], "White and Black alike"
     assert sum(shown) == round(80 * analysed)
     assert sum(shown[:16]) in (2 * of_eight, 2 * of_eight + 2)
-    fixed = task_of(positions, analysed=analysed, prompts=6, order="fixed")
+    fixed = task_of(positions, analysed=analysed, prompts=8, order="fixed")
     assert fixed.select(0) == fixed.select(5)
+
+
+def test_a_share_of_analysed_prompts_that_leaves_none_is_refused(folder: Path) -> None:
+    positions = write(folder / "few.jsonl", rows_of(80))
+    with pytest.raises(ConfigError, match=r"task\.analysed=0\.4: leaves none of 4 positions analysed"):
+        task_of(positions, analysed=0.4, prompts=4, order="fixed")
+    task = task_of(positions, analysed=0.5, prompts=4, order="fixed")
+    assert sum(prompt.text.endswith("B:") for prompt in task.select(0)) == 2
 
 
 def test_a_position_without_an_analysis_has_none_to_show(folder: Path) -> None:

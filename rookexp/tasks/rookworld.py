@@ -26,7 +26,7 @@ from rookexp.chess_text import (
     parse_p,
     pawns_to_cp,
 )
-from rookexp.errors import DataError, why
+from rookexp.errors import ConfigError, DataError, why
 from rookexp.tasks.passes import Passes
 from rookexp.types import Prompt, Tokenizer
 
@@ -110,6 +110,11 @@ class PolicyTask:
         elif not all(strands):
             raise DataError(f"{source}: one of the colours never is to move; use colours=as_found")
         self.passes = Passes(strands, order=order, seed=seed)
+        if analysed and not any(map(self._shows, range(len(self.passes)))):
+            raise ConfigError(
+                f"task.analysed={analysed:g}: leaves none of {len(self.passes)} positions analysed, the same for both "
+                "colours; allowed: 0, a larger share, or more positions"
+            )
 
     def prompts(self) -> tuple[Prompt, ...]:
         """The prompt of every position that this task uses, once each, in the order of a fixed batch."""
