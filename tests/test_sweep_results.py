@@ -238,6 +238,15 @@ def test_importance_is_the_share_of_the_variance_that_a_parameter_explains(tmp_p
     assert Standing(plan, equal).importance() == {}
 
 
+def test_it_is_said_that_no_point_keeps_the_constraints(tmp_path: Path) -> None:
+    plan, made = grid(tmp_path, {(0, 0): 0.0, (0, 1): 1.0})
+    said = "no best point, for none keeps the constraints"
+    assert said not in results.closing(Standing(plan, made))
+    for trial in made:
+        trial.set_user_attr("excess", {"kl <= 0.5": 0.1})
+    assert said in results.closing(Standing(plan, made))
+
+
 def test_importance_is_not_said_of_points_that_are_not_measured_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

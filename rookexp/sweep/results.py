@@ -139,6 +139,8 @@ def closing(now: Standing) -> list[str]:
     equal = len(done) > 1 and len({tuple(trial.values) for trial in done}) == 1
     if mixed:
         lines.append(f"no best point, for not all are measured alike; {mixed}")
+    elif now.complete and not done:
+        lines.append("no best point, for none keeps the constraints")
     elif equal:
         names = ", ".join(plan.settings.objectives)
         whole = len(done) == len(now.trials)
