@@ -82,7 +82,7 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path, kind: str) -> No
     put(tmp_path / ".cache/huggingface/download/data", "txt", "train-00000-of-00002.parquet", ["a note of the Hub's"])
     put(tmp_path / "data", "jsonl", "._train-00000-of-00002", ["what another system keeps beside a file"])
     task, whole = task_of(tmp_path), task_of(HERE)
-    unread = f"{tmp_path}: 1 files match task.files and are not read, as train.json: not .parquet, .jsonl, .txt"
+    unread = f"{tmp_path}: files that task.files matches, not read: 1, as train.json: not .parquet, .jsonl, .txt"
     assert (unread in task.notes(), len(task.notes())) == (True, len(whole.notes()) + 1)
     asked = [{prompt.text for step in range(20) for prompt in each.select(step)} for each in (task, whole)]
     assert asked[0] == asked[1]

@@ -109,7 +109,8 @@ def table(now: Standing) -> tuple[list[str], list[list[str]]]:
                 cells.append("(baseline)" if own else now.beside(trial, base, len(now.ranked) - 1))
         else:
             cells += ["-"] * len(objectives)
-            cells.append(f"{WORDS[trial.state]}: {trial.user_attrs.get(study.REASON, '')}")
+            word, reason = WORDS[trial.state], trial.user_attrs.get(study.REASON, "")
+            cells.append(reason if reason.startswith(word) else f"{word}: {reason}")  # "pruned by ..." says both
         rows.append(cells)
     last = "" if base is None else f"beside trial {base.number}"
     return ["trial", *(short(key, keys) for key in keys), *objectives, last], rows

@@ -114,7 +114,7 @@ class RookWorld:
         self.missed = list(missed(taken, wanted))
         if unread:
             kinds = ", ".join(shards.SUFFIXES)
-            self.missed.append(f"{len(unread)} files match task.files and are not read, as {unread[0]}: not {kinds}")
+            self.missed.append(f"files that task.files matches, not read: {len(unread)}, as {unread[0]}: not {kinds}")
         tasks: dict[str, dict[str, Sequenced]] = {}
         for part, of_kind in taken.items():
             tasks[part] = {}
