@@ -28,7 +28,7 @@ class EngineError(RookexpError):
 class TrainingDiverged(RookexpError):
     """A non-finite gradient; names the step and the loss with its terms. The weights are as they were before it.
 
-    Or weights that an update has made non-finite, which are not saved.
+    Or weights that an update has made non-finite, or whose logits are; they are not saved.
     """
 
 

@@ -13,6 +13,7 @@ from annotated_types import Ge
 from torch import Tensor
 
 from rookexp import generate, ops
+from rookexp.errors import TrainingDiverged
 from rookexp.objectives.rollouts import completion_texts
 from rookexp.types import Autocast, Prompt, Reward, Tokenizer, by_task, scores_of
 
@@ -39,6 +40,7 @@ class Greedy:
 
         With several tasks, `eval/mean_<task>` is the mean reward of each task's prompts. A part's mean, `eval/<part>`,
         is over the prompts to which it applies, those where it is not NaN.
+        Raises: TrainingDiverged for logits that are not finite, of which answers could be read all the same.
         """
         by_row: dict[int, str] = {}
         truncated: list[Tensor] = []
@@ -47,6 +49,8 @@ class Greedy:
                 samples = generate.greedy(
                     self.policy, [self.prompts[row].ids for row in rows], length, self.tokenizer.eot_id
                 )
+            if not samples.logprobs.isfinite().all():
+                raise TrainingDiverged(f"step {step}: logits of the evaluation are not finite; lower optim.lr")
             by_row |= zip(rows, completion_texts(samples, self.tokenizer), strict=True)
             truncated.append(samples.truncated)
         texts = [by_row[row] for row in range(len(self.prompts))]

@@ -131,6 +131,13 @@ def test_the_share_of_analysed_prompts_is_a_quota_of_each_colour(folder: Path, a
     assert fixed.select(0) == fixed.select(5)
 
 
+def test_the_quota_of_analysed_prompts_runs_on_from_pass_to_pass(folder: Path) -> None:
+    task = task_of(write(folder / "odd.jsonl", rows_of(14)), analysed=0.3, prompts=10)
+    shown = [prompt.text.endswith("B:") for step in range(30) for prompt in task.select(step)]
+    assert shown[::2] == shown[1::2]
+    assert [sum(shown[: 2 * turns : 2]) for turns in range(150)] == [turns * 3 // 10 for turns in range(150)]
+
+
 def test_a_share_of_analysed_prompts_that_leaves_none_is_refused(folder: Path) -> None:
     positions = write(folder / "few.jsonl", rows_of(80))
     with pytest.raises(ConfigError, match=r"task\.analysed=0\.4: leaves none of 4 positions analysed"):

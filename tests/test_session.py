@@ -358,13 +358,20 @@ def test_a_signal_in_a_jobs_last_step_ends_the_sweep_too(
     assert done["status"] == "finished", "the job has all its steps"
 
 
-@pytest.mark.parametrize("steps", [1, 3])
-def test_no_checkpoint_is_made_of_weights_that_are_not_finite(
-    steps: int, shell: Shell, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("steps=1 optim.lr=1e38", "logits of the evaluation are not finite"),
+        ("steps=3 eval.every=3 optim.lr=1e38", "its update left .* not finite, .*"),
+        ("steps=1 optim.lr=1e6", "logits of the evaluation are not finite"),
+    ],
+)
+def test_no_checkpoint_is_made_of_weights_that_an_update_has_broken(
+    more: str, said: str, shell: Shell, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    more = f"steps={steps} save_every=1 optim.lr=1e38 optim.grad_clip=1e9 doctor=off hydra.run.dir=run"
-    assert shell(TRAIN, *more.split()) == 1
-    assert re.search(r"error: step 1: its update left .* not finite, .*; lower optim\.lr", capfd.readouterr().err)
+    words = f"{more} save_every=1 optim.grad_clip=1e9 doctor=off hydra.run.dir=run"
+    assert shell(TRAIN, *words.split()) == 1
+    assert re.search(rf"error: step 1: {said}; lower optim\.lr", capfd.readouterr().err)
     assert json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))["status"] == "diverged"
     assert not list((tmp_path / "run").glob("checkpoints/*"))
 

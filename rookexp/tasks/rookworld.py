@@ -110,7 +110,7 @@ class PolicyTask:
         elif not all(strands):
             raise DataError(f"{source}: one of the colours never is to move; use colours=as_found")
         self.passes = Passes(strands, order=order, seed=seed)
-        if analysed and not any(map(self._shows, range(len(self.passes)))):
+        if analysed and order == "fixed" and not any(map(self._shows, range(len(self.passes)))):
             raise ConfigError(
                 f"task.analysed={analysed:g}: leaves none of {len(self.passes)} positions analysed, the same for both "
                 "colours; allowed: 0, a larger share, or more positions"
@@ -145,8 +145,13 @@ class PolicyTask:
         return tuple(self._analysed(row) if self._shows(place) else self._prompt(row) for place, row in rows)
 
     def _shows(self, place: int) -> bool:
-        """Whether the prompt at index `place` includes the analysis: by quota, the same for both colours."""
-        turn = place % len(self.passes) // len(self.passes.strands)
+        """Whether the prompt at index `place` includes the analysis: by quota, the same for both colours.
+
+        In passes the quota runs on from one to the next; a fixed batch is the same in every step.
+        """
+        if self.passes.order == "fixed":
+            place %= len(self.passes)
+        turn = place // len(self.passes.strands)
         return (turn + 1) * self.analysed // 1 > turn * self.analysed // 1
 
     def _analysed(self, row: Annotation) -> Prompt:
