@@ -225,6 +225,19 @@ def test_a_policy_that_is_sure_of_all_has_no_gradient_and_no_fault() -> None:
     assert "the policy is sure of every token that it said" in skipped["update"]
 
 
+def test_tensors_without_a_gradient_are_named() -> None:
+    def said(model: GPT2) -> str:
+        lines = checkup.examine(World(model=model).subject(), checkup.QUICK)
+        return next(str(line) for line in lines if line.name == "update")
+
+    model = policy()
+    assert said(model).endswith("the same in two micro-batches")
+    with torch.no_grad():
+        for parameter in model.blocks[0].parameters():
+            parameter.zero_()
+    assert re.search(r"; none has one in blocks\.0\.\S+, blocks\.0\.\S+, blocks\.0\.\S+ and \d+ more$", said(model))
+
+
 @pytest.mark.parametrize("clip", [0.01, 2.0])
 def test_a_tight_clip_of_advantages_is_the_runs_own_choice(clip: float) -> None:
     subject = World(reward=Graded(), objective={"advantage_clip": clip}).subject()
@@ -369,7 +382,9 @@ def filtered_log_probs(patch: Patch) -> World:
     draw = generate.draw
 
     def drawn(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-        tokens, _ = draw(logits, uniforms, sampling)
+        tokens, logprobs = draw(logits, uniforms, sampling)
+        if not sampling.temperature:
+            return tokens, logprobs
         kept = filtered(logits / sampling.temperature, sampling.top_k, sampling.top_p)
         return tokens, kept.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
 

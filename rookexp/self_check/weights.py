@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,8 @@ ROUNDED = 1e-6  # nats; a change below it says nothing
 SAME_GRADIENT = 1e-3  # relative; rounding in fp32 is below
 SURE_OF_ALL = "the policy is sure of every token that it said, which leaves next to no gradient to look at"
 FELT_GRADIENT, MOVED_SHARE = 1e-6, 0.99  # the share of weights above that gradient that must move
+
+NAMED = 3  # tensors without a gradient
 
 
 def dropout(case: Rehearsal) -> str | Finding:
@@ -96,7 +99,8 @@ def policy_loss(case: Rehearsal) -> str | Finding | Skipped:
 def update(case: Rehearsal) -> str | Finding | Skipped:
     """One optimizer step at the largest rate of the run moves 99 % of the weights with a gradient above 1e-6.
 
-    That gradient is the same whatever the micro-batch. All on copies, in fp32, with an advantage of 1 for every
+    That gradient is the same whatever the micro-batch. Tensors without any are named: those of a dead layer, or of one
+    that begins at 0, as an added block may. All on copies, in fp32, with an advantage of 1 for every
     completion whatever its reward.
     """
     trainer, source = case.subject.trainer, case.own.source
@@ -124,7 +128,8 @@ def update(case: Rehearsal) -> str | Finding | Skipped:
         seen = f"no weight has a gradient above {FELT_GRADIENT:g}"
         return Finding(seen, "a loss cut off from the policy", "look for detach() and no_grad in the training forward.")
     rate = trainer.base_lrs[0] * factor
-    share = f"{100 * moved / count:.1f} % of the {count} weights with a gradient"
+    total = sum(p.numel() for p in parameters)
+    share = f"{100 * moved / count:.1f} % of the {count} weights of {total} that have a gradient"
     seen = f"an update at the largest rate {rate:g} moves {share}"
     if moved < MOVED_SHARE * count:
         cause = "a learning rate too small for the weights' precision"
@@ -141,7 +146,11 @@ def update(case: Rehearsal) -> str | Finding | Skipped:
         seen = f"the gradient of two micro-batches is {error:.1%} off that of one"
         cause = "a loss that is averaged anew in each micro-batch"
         return Finding(seen, cause, "give each token its weight in the whole step, and add the micro-batches up.")
-    return f"{seen}, the same in two micro-batches"
+    names = {id(p): name for name, p in cast("nn.Module", objective.policy).named_parameters()}
+    still = [names.get(id(p), "the value head") for p, own in zip(parameters, felt, strict=True) if not own.any()]
+    more = f" and {len(still) - NAMED} more" if len(still) > NAMED else ""
+    without = f"; none has one in {', '.join(still[:NAMED])}{more}" if still else ""
+    return f"{seen}, the same in two micro-batches{without}"
 
 
 def _gradient(parameter: Tensor) -> Tensor:
