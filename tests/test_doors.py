@@ -281,7 +281,7 @@ def test_a_divergence_that_is_typed_and_never_computed_is_told(
     cases = (
         ("kl=none", [told]),
         ("kl.coef=0", [told, late.format("kl.coef=0")]),
-        ("kl.coef=0.1", [late.format("grpo.kl_type=k2"), late.format("kl.coef=0.1")]),
+        ("kl.coef=0.1", [late.format("grpo.kl_type=k2, kl.coef=0.1")]),
         ("kl=fixed", []),
     )
     for number, (penalty, notes) in enumerate(cases):
