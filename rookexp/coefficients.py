@@ -28,7 +28,7 @@ class Coefficient(nn.Module):
         raise NotImplementedError
 
     def now(self) -> float:
-        """The same. Raises: ConfigError for what user code may give instead, or above 0 without `can_be_nonzero`."""
+        """`coefficient()`. Raises: ConfigError for what user code may give instead, as any but 0 if it said so."""
         found: Any = self.coefficient()
         most = math.inf if self.can_be_nonzero else 0
         if not isinstance(found, int | float) or not 0 <= found <= most or found == math.inf:

@@ -26,9 +26,10 @@ class EngineError(RookexpError):
 
 
 class TrainingDiverged(RookexpError):
-    """A non-finite gradient; names the step and the loss with its terms. The weights are as they were before it.
+    """A gradient, weights or logits that are not finite; names the step.
 
-    Or weights that an update has made non-finite, or whose logits are; they are not saved.
+    For a gradient it names the loss with its terms, too, and the weights are as they were before it. Weights that an
+    update has broken are not saved.
     """
 
 

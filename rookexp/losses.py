@@ -39,7 +39,7 @@ class PolicyLoss:
         raise NotImplementedError
 
     def per_token(self, logprobs: PerToken, old: PerToken, advantages: PerToken, row: RowOfToken) -> PerToken:
-        """The same. Raises: ConfigError for a result of another shape, as user code may give; it might broadcast."""
+        """The loss of each token as called. Raises: ConfigError for another shape, which user code may give."""
         found: Any = self(logprobs, old, advantages, row)
         if not isinstance(found, Tensor) or found.shape != logprobs.shape:
             raise ConfigError(

@@ -30,7 +30,7 @@ class Schedule:
         return (step + 1) / self.warmup_steps if step < self.warmup_steps else self._after(step)
 
     def at(self, step: int) -> float:
-        """The same. Raises: ConfigError for what user code may give instead of a finite number >= 0."""
+        """`factor(step)`. Raises: ConfigError for what user code may give instead of a finite number >= 0."""
         found: Any = self.factor(step)
         if not isinstance(found, int | float) or not 0 <= found < math.inf:
             who = f"optim.schedule={type(self).__name__}"

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 from annotated_types import Ge, MinLen
 from torch import nn
 
@@ -175,10 +176,12 @@ def assemble(
 
 def refuse_diverged(step: int, model: nn.Module) -> None:
     """Raises: TrainingDiverged for weights that are not finite: no checkpoint of them may replace an earlier one."""
-    for name, weights in model.named_parameters():
-        if not weights.isfinite().all():
-            said = f"step {step}: its update left {name!r} with values that are not finite"
-            raise TrainingDiverged(f"{said}, and no checkpoint was made of them; lower optim.lr")
+    names, weights = zip(*model.named_parameters(), strict=True)
+    # Extremes, of which NaN is one, take a tenth of the time of `isfinite` on every weight; one copy to the host.
+    sound = torch.stack([torch.stack(each.detach().aminmax()) for each in weights]).isfinite().all(1).tolist()
+    if not all(sound):
+        said = f"step {step}: its update left {names[sound.index(False)]!r} with values that are not finite"
+        raise TrainingDiverged(f"{said}, and no checkpoint was made of them; lower optim.lr")
 
 
 def pretrain(training: Training, config: Mapping[str, Any], folder: Path) -> None:

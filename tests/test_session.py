@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import pty
 import re
@@ -19,10 +20,11 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from tiny import policy
 
 from rookexp import pretrain, session, train, verdict
 from rookexp.config import door, resume
-from rookexp.errors import ConfigError, NotSaved
+from rookexp.errors import ConfigError, NotSaved, TrainingDiverged
 from rookexp.run_folder import resume_checks, run_info
 from rookexp.stop import Stop
 from rookexp.sweep import job
@@ -374,6 +376,16 @@ def test_no_checkpoint_is_made_of_weights_that_an_update_has_broken(
     assert re.search(rf"error: step 1: {said}; lower optim\.lr", capfd.readouterr().err)
     assert json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))["status"] == "diverged"
     assert not list((tmp_path / "run").glob("checkpoints/*"))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_one_broken_weight_is_found_by_its_tensors_name(value: float) -> None:
+    model = policy()
+    session.refuse_diverged(3, model)
+    with torch.no_grad():
+        model.blocks[0].c_fc.weight[1, 2] = value
+    with pytest.raises(TrainingDiverged, match=r"^step 3: its update left 'blocks\.0\.c_fc\.weight' with values"):
+        session.refuse_diverged(3, model)
 
 
 def test_a_checkpoints_folder_is_no_runs(shell: Shell, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
