@@ -291,10 +291,13 @@ def load_policy(config: Config, hardware: Hardware) -> Pretrained:
 
 
 def introduced(policy: Pretrained, hardware: Hardware) -> str:
-    """One line that says what is trained and where."""
+    """What is trained and where, in a line; in another one, why not by the kernels that are faster there."""
     here, count = hardware.describe(), weights.parameter_count(policy.model)
     threads = f", {here['threads']} thread{'' if here['threads'] == 1 else 's'}" if here["device"] == "cpu" else ""
-    return f"{count / 1e6:.2f} M parameters in {here['precision']} on {here['device']} ({here['device_name']}{threads})"
+    line = f"{count / 1e6:.2f} M parameters in {here['precision']} on {here['device']} ({here['device_name']}{threads})"
+    if hardware.doubt is not None:
+        line += f"\nnote: hardware.kernels=torch, the slower ones: {hardware.doubt}"
+    return line
 
 
 def build_tracker(config: Config, run_folder: Path, start: session.Start, steps: int) -> FanOut:

@@ -1,9 +1,10 @@
-"""Functions of many small passes over tensors, which `torch.compile` joins into few kernels where a run asks for it."""
+"""Functions of many small passes over tensors: where a GPU computes them, one kernel may take the place of many."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import ModuleType
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -11,12 +12,24 @@ import torch
 P = ParamSpec("P")
 R = TypeVar("R")
 _compiled_on: str | None = None  # type of device
+_kernels: ModuleType | None = None  # of a CUDA GPU
 
 
 def compile_fusible(device_type: str | None) -> None:
     """From now on, in this process, `fusible` functions of tensors on such a device are compiled, at the first call."""
     global _compiled_on
     _compiled_on = device_type
+
+
+def use_kernels(kernels: ModuleType | None) -> None:
+    """From now on, in this process, `kernels_for` finds these: `rookexp.kernels`, or None."""
+    global _kernels
+    _kernels = kernels
+
+
+def kernels_for(x: torch.Tensor) -> ModuleType | None:
+    """The module that `use_kernels` was given, if `x` is on a CUDA GPU, in at most 32 bits."""
+    return _kernels if x.device.type == "cuda" and x.dtype.itemsize <= 4 else None
 
 
 def fusible(function: Callable[P, R]) -> Callable[P, R]:

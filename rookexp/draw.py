@@ -11,7 +11,7 @@ from annotated_types import Ge, Gt, Le
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rookexp.compiling import fusible
+from rookexp.compiling import fusible, kernels_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,11 @@ class Sampling:
     lookup: Annotated[int, Ge(0), Le(64)] = 0  # tokens guessed from the text so far, checked in one forward; 0 = none
 
     @property
+    def unfiltered(self) -> bool:
+        """Whether every token can be drawn."""
+        return self.temperature > 0 and self.top_k is None and self.top_p in (None, 1)
+
+    @property
     def blind(self) -> bool:
         """Whether drawing a token reads nothing back to the host; with top-p or lookup it does."""
         return self.top_p in (None, 1) and self.lookup == 0
@@ -34,6 +39,10 @@ def draw(
     logits: Float[Tensor, "n v"], uniforms: Float[Tensor, " n"], sampling: Sampling
 ) -> tuple[Int[Tensor, " n"], Float[Tensor, " n"]]:
     """A token per row and its log-prob in nats over the whole vocabulary; at temperature 0 the most likely token."""
+    kernels = kernels_for(logits)
+    if kernels is not None and sampling.unfiltered:
+        found: tuple[Tensor, Tensor] = kernels.draw(logits, uniforms, sampling.temperature)
+        return found
     logits = logits.float()
     if sampling.temperature not in (0, 1):
         logits = logits / sampling.temperature

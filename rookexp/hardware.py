@@ -18,7 +18,8 @@ from typing import Annotated, Literal, Protocol
 import torch
 from annotated_types import Ge, Le
 
-from rookexp.compiling import compile_fusible
+from rookexp import kernel_check
+from rookexp.compiling import compile_fusible, use_kernels
 from rookexp.errors import ConfigError
 from rookexp.models.gpt2 import GPT2
 from rookexp.models.replays import CudaGraphs, Replays
@@ -59,6 +60,7 @@ class Hardware:
         threads: Annotated[int, Ge(1), Le(1024)] | None,
         precision: Literal["auto", "fp32", "bf16"],
         decode: Literal["auto", "eager", "cuda_graph"],
+        kernels: Literal["auto", "triton", "torch"],
         compile: bool,
         micro_batch: Annotated[int, Ge(1)] | None,
         head_chunk: Annotated[int, Ge(1)] | None,
@@ -81,6 +83,7 @@ class Hardware:
             where = f"needs a CUDA GPU, and this run is on {self.device.type}"
             raise ConfigError(f"hardware.decode={decode}: {where}; allowed: auto, eager")
         self.decode = ("cuda_graph" if self.device.type == "cuda" else "eager") if decode == "auto" else decode
+        self.kernels, self.doubt = find_kernels(kernels, self.device, self.precision)
         if compile and self.device.type != "cuda":
             where = f"needs a CUDA GPU, and this run is on {self.device.type}"
             raise ConfigError(f"hardware.compile=true: {where}; allowed: false")
@@ -223,6 +226,38 @@ def fastest_precision(device_type: str) -> Literal["fp32", "bf16"]:
         # Timed only if it has the instructions: on a busy machine, a timing alone could look as if it had them.
         return "bf16" if cpu_has_bf16() and cpu_bf16_speedup() > PROBE_GAIN else "fp32"
     return "fp32"
+
+
+def find_kernels(asked: str, device: torch.device, precision: str) -> tuple[str, str | None]:
+    """`triton` or `torch`, whose kernels this process uses from now on; where `auto` cannot take `triton`, the reason.
+
+    Raises: ConfigError where `triton` was asked for and does not work.
+    """
+    use_kernels(None)
+    if asked == "torch" or (asked == "auto" and device.type != "cuda"):
+        return "torch", None
+    reason = why_no_kernels(device, torch.bfloat16 if precision == "bf16" else torch.float32)
+    if reason is None:
+        return "triton", None
+    if asked == "triton":
+        raise ConfigError(f"hardware.kernels=triton: {reason}; allowed: auto, torch")
+    return "torch", reason
+
+
+def why_no_kernels(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why `rookexp.kernels` does not work on the device; None where it does, and then it is used from now on."""
+    if device.type != "cuda":
+        return f"needs a CUDA GPU, and this run is on {device.type}"
+    try:
+        from rookexp import kernels
+
+        fault = kernel_check.differing(kernels, device, dtype)
+    except Exception as error:  # a missing Triton or C compiler, an old GPU: each has kinds of its own
+        return f"Triton does not work here ({(str(error).strip() or repr(error)).splitlines()[0]})"
+    if fault is not None:
+        return f"on this GPU, the kernel `{fault}` does not compute what PyTorch computes"
+    use_kernels(kernels)
+    return None
 
 
 def check_compiler(device: torch.device) -> None:

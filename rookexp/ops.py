@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from rookexp.compiling import fusible
+from rookexp.compiling import fusible, kernels_for
 
 # A divergence, as the weights of KL(policy || reference) and of KL(reference || policy) in it.
 Divergence = tuple[float, float]
@@ -129,7 +129,9 @@ class _TokenStats(torch.autograd.Function):
                 y = None if ref_weight is None else _logits(ref_hidden[rows], ref_weight)
                 for few, of in _cached(rows, z):
                     ref = None if y is None else y[of, :vocab]
-                    found, norm = _statistics(z[of, :vocab], ref, targets[few], temperature[few], divergence)
+                    kernels = kernels_for(z)
+                    read = _statistics if kernels is None else kernels.statistics
+                    found, norm = read(z[of, :vocab], ref, targets[few], temperature[few], divergence)
                     stats[: len(found), few], norms[: len(norm), :, few] = found, norm
         # Backward begins with the last chunk: keeping its logits saves computing them again, and the peak memory is
         # the same.
@@ -159,7 +161,9 @@ class _TokenStats(torch.autograd.Function):
                 ref = None if ref_weight is None else y[of, :vocab]
                 known = targets[few], temperature[few], stats[:, few, None], norms[:, :, few]
                 given = tuple(None if grad is None else grad[few, None] for grad in grads[:3])
-                _to_gradient(z[of, :vocab], ref, *known, given, ctx.divergence)
+                kernels = kernels_for(z)
+                overwrite = _to_gradient if kernels is None else kernels.to_gradient
+                overwrite(z[of, :vocab], ref, *known, given, ctx.divergence)
             if hidden_grad is not None:
                 hidden_grad[rows] = z @ weight
             if weight_grad is not None and ctx.product == stats.dtype:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,8 @@ install_import_hook([".".join(p.relative_to(ROOT).with_suffix("").parts) for p i
 import torch  # noqa: E402  after the hook, like everything that might import rookexp
 
 torch.set_num_threads(1)
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton, where it is installed, runs its kernels on the CPU, in Python
 
 # A deadline would measure how busy the machine is.
 hypothesis.settings.register_profile("rookexp", deadline=None)

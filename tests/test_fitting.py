@@ -33,7 +33,14 @@ from rookexp.types import Prompt
 
 CASE = WorstCase(rows=100, prompt=6, completion=LONGEST, per_prompt=4, temperature=1.0)
 HARDWARE: dict[str, Any] = {"device": "cpu", "threads": None, "precision": "fp32", "micro_batch": 3, "head_chunk": 7}
-HARDWARE |= {"decode": "auto", "compile": False, "fit": True, "grow": "micro_batch", "memory_gib": None}
+HARDWARE |= {
+    "decode": "auto",
+    "kernels": "auto",
+    "compile": False,
+    "fit": True,
+    "grow": "micro_batch",
+    "memory_gib": None,
+}
 HARDWARE["keep_freed"] = True
 
 

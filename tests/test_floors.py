@@ -13,15 +13,19 @@ PACKAGE = Path(__file__).resolve().parent.parent / "rookexp"
 # Folder, module of the first level, or a folder's module that stands elsewhere than its folder -> floor. A module may
 # import its own floor and those below, on floor 2 only those below and its own folder.
 FLOORS = {
-    **dict.fromkeys(["__init__", "types", "errors", "compiling"], 0),
+    **dict.fromkeys(["__init__", "types", "errors", "compiling", "kernels"], 0),
     **dict.fromkeys(["ops", "returns", "schedule", "chess_text", "config.check", "verdict", "statistics"], 1),
     **dict.fromkeys(["draw", "lookup", "shares", "core_wait", "files"], 1),
     **dict.fromkeys(["losses", "aggregation", "kl", "coefficients", "baselines", "reference"], 2),
     **dict.fromkeys(["generate", "tokenizers", "optim", "models", "tasks", "rewards"], 2),
     **dict.fromkeys(["objectives", "evaluation"], 3),
-    **dict.fromkeys(["trainer", "hardware", "track", "trackers", "checkpoint", "health", "stop", "policies"], 4),
+    **dict.fromkeys(
+        ["trainer", "hardware", "kernel_check", "track", "trackers", "checkpoint", "health", "stop", "policies"], 4
+    ),
     **dict.fromkeys(["corpora", "run_folder", "self_check", "comparison", "examination", "boards"], 4),
-    **dict.fromkeys(["fitting", "probes", "per_task_sampling", "player", "uci_protocol", "game_record"], 4),
+    **dict.fromkeys(
+        ["fitting", "probes", "per_task_sampling", "player", "uci_protocol", "game_record", "kernel_check"], 4
+    ),
     "config.environment": 4,
     **dict.fromkeys(["config", "run_folder.labels", "run_folder.hub", "run_folder.resume_checks"], 5),
     **dict.fromkeys(["asking", "build", "session", "dry_run", "sweep", "benchmark"], 5),
@@ -43,6 +47,7 @@ ROOMS = {
     "transformers": ("benchmark.theirs",),
     "trl": ("benchmark.theirs",),
     "datasets": ("benchmark.theirs",),
+    "triton": ("kernels",),
     "scipy": (),
 }
 HEAVY = ("torch", "numpy", "wandb", "optuna", "transformers", "chess", "matplotlib")

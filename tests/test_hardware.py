@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import hydra
@@ -18,14 +18,25 @@ import pytest
 import tiny
 import torch
 
-from rookexp import hardware
+import rookexp
+from rookexp import hardware, tokenizers
+from rookexp.build import introduced
 from rookexp.config import check, composing
 from rookexp.errors import ConfigError
 from rookexp.hardware import Hardware
 from rookexp.models.replays import Replays
+from rookexp.policies import Pretrained
 
 CPU: dict[str, Any] = {"device": "cpu", "threads": None, "precision": "fp32", "micro_batch": 4, "head_chunk": 64}
-CPU |= {"decode": "auto", "compile": False, "fit": False, "grow": "micro_batch", "memory_gib": None, "keep_freed": True}
+CPU |= {
+    "decode": "auto",
+    "kernels": "auto",
+    "compile": False,
+    "fit": False,
+    "grow": "micro_batch",
+    "memory_gib": None,
+    "keep_freed": True,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -110,6 +121,44 @@ def test_a_gpus_functions_are_compiled_where_a_run_asks_for_it(monkeypatch: pyte
     monkeypatch.setattr(hardware, "check_compiler", lambda device: None)
     Hardware(**CPU | {"compile": True})
     assert asked == [None, "cuda"]
+
+
+def test_kernels_are_tritons_on_a_gpu_where_they_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Any] = []
+    monkeypatch.setattr(hardware, "use_kernels", found.append)
+    assert Hardware(**CPU).kernels == "torch"
+    with pytest.raises(
+        ConfigError, match=r"hardware\.kernels=triton: needs a CUDA GPU, .* on cpu; allowed: auto, torch"
+    ):
+        Hardware(**CPU | {"kernels": "triton"})
+    module = ModuleType("kernels")
+    monkeypatch.setitem(sys.modules, "rookexp.kernels", module)
+    monkeypatch.setattr(rookexp, "kernels", module, raising=False)
+    monkeypatch.setattr(hardware, "find_device", lambda device: "cuda")
+    asked: list[Any] = []
+    monkeypatch.setattr(hardware.kernel_check, "differing", lambda *given: asked.append(given))
+    here = Hardware(**CPU)
+    assert (here.kernels, here.doubt, asked) == ("triton", None, [(module, torch.device("cuda"), torch.float32)])
+    assert found[-1] is module
+    here = Hardware(**CPU | {"kernels": "torch"})
+    assert (here.kernels, here.doubt, found[-1]) == ("torch", None, None)
+    monkeypatch.setattr(hardware.kernel_check, "differing", lambda *given: "draw")
+    here = Hardware(**CPU)
+    told = "on this GPU, the kernel `draw` does not compute what PyTorch computes"
+    assert (here.kernels, here.doubt, found[-1]) == ("torch", told, None)
+    here.device = torch.device("cpu")  # whose name is known here
+    words = introduced(Pretrained(tiny.policy(), tokenizers.characters()), here)
+    assert words.endswith(f"\nnote: hardware.kernels=torch, the slower ones: {told}")
+
+    def broken(*given: Any) -> None:
+        raise RuntimeError("Failed to find C compiler.\nand a page more")
+
+    monkeypatch.setattr(hardware.kernel_check, "differing", broken)
+    assert Hardware(**CPU).doubt == "Triton does not work here (Failed to find C compiler.)"
+    with pytest.raises(ConfigError) as error:
+        Hardware(**CPU | {"kernels": "triton"})
+    told = "Triton does not work here (Failed to find C compiler.); allowed: auto, torch"
+    assert str(error.value) == f"hardware.kernels=triton: {told}"
 
 
 def test_a_compiler_that_fails_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

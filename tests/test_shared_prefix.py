@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from rookexp.models import shared_prefix
+from rookexp.models import flash, shared_prefix
 from rookexp.models.shared_prefix import SharedPrefix
 
 HEADS, WIDTH = 3, 12
@@ -17,9 +20,13 @@ OWNER = torch.tensor([2, 0, 2, 1, 0, 2])
 SIZES = torch.tensor([6, 1, 4, 3, 2, 6])
 
 
-def prefix(sizes: Tensor = SIZES) -> SharedPrefix:
+def arguments(sizes: Tensor = SIZES) -> tuple[Tensor, ...]:
     tokens = torch.arange(100, 100 + 4 * 7).view(4, 7), torch.arange(6 * 6).view(6, 6)
-    return SharedPrefix(tokens[0], LENGTHS, OWNER, tokens[1][:, : int(sizes.max())], sizes, HEADS)
+    return tokens[0], LENGTHS, OWNER, tokens[1][:, : int(sizes.max())], sizes
+
+
+def prefix(sizes: Tensor = SIZES) -> SharedPrefix:
+    return SharedPrefix(*arguments(sizes), HEADS)
 
 
 def projections(rows: SharedPrefix, dtype: torch.dtype = torch.double) -> Tensor:
@@ -93,13 +100,88 @@ def test_products_of_bf16_attend_in_fp32_and_keep_nothing_but_themselves() -> No
     torch.testing.assert_close(gradient.double(), exact_gradient, rtol=0.01, atol=0.01)
 
 
+def flash_forward(
+    q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, k_ends: Tensor, *how: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor, None]:
+    """What PyTorch's FlashAttention computes, by its definition."""
+    most_q, most_k, dropout, causal, debug = how
+    assert (dropout, debug) == (0.0, False)
+    assert q_ends.dtype == k_ends.dtype == torch.int32
+    assert int(q_ends.diff().max()) <= most_q
+    assert int(k_ends.diff().max()) <= most_k
+    assert (int(q_ends[-1]), int(k_ends[-1])) == (len(q), len(k))
+    out, norm = torch.zeros_like(q), q.new_zeros(q.shape[1], len(q))
+    for of, at in zip(pairwise(q_ends.tolist()), pairwise(k_ends.tolist()), strict=True):
+        queries, keys = slice(*of), slice(*at)
+        scores = torch.einsum("qhw,khw->hqk", q[queries], k[keys]) * q.shape[2] ** -0.5
+        if causal:
+            scores = scores.masked_fill(torch.ones(scores.shape[1:], dtype=torch.bool).triu(1), -torch.inf)
+        norm[:, queries] = scores.logsumexp(-1)
+        out[queries] = torch.einsum("hqk,khw->qhw", scores.softmax(-1), v[keys])
+    return out, norm, torch.zeros(2), torch.zeros(()), None
+
+
+def flash_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, norm: Tensor, q_ends: Tensor, k_ends: Tensor, *how: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Its backward: the weights of these keys under the given normaliser, and the given output's own product."""
+    _, _, dropout, causal, *random = how
+    assert dropout == 0
+    assert [x.numel() for x in random] == [2, 1]
+    dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    scale = q.shape[2] ** -0.5
+    for of, at in zip(pairwise(q_ends.tolist()), pairwise(k_ends.tolist()), strict=True):
+        queries, keys = slice(*of), slice(*at)
+        scores = torch.einsum("qhw,khw->hqk", q[queries], k[keys]) * scale
+        weights = (scores - norm[:, queries, None]).exp()
+        if causal:
+            weights = weights.tril()
+        dweights = torch.einsum("qhw,khw->hqk", grad[queries], v[keys])
+        dscores = weights * (dweights - (grad[queries] * out[queries]).sum(-1).T[..., None]) * scale
+        dq[queries] = torch.einsum("hqk,khw->qhw", dscores, k[keys])
+        dk[keys] = torch.einsum("hqk,qhw->khw", dscores, q[queries])
+        dv[keys] = torch.einsum("hqk,qhw->khw", weights, grad[queries])
+    return dq, dk, dv
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [SIZES, torch.full_like(SIZES, 6), torch.ones_like(SIZES), torch.tensor([0, 3, 0, 0, 5, 6])],
+    ids=["ragged", "even", "one", "none"],
+)
+def test_packed_sequences_attend_as_padded_ones_do(sizes: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = SimpleNamespace(_flash_attention_forward=flash_forward, _flash_attention_backward=flash_backward)
+    rows = prefix(sizes)
+    qkv = projections(rows)
+    monkeypatch.setattr(torch.ops, "aten", kernels)
+    found = values_and_gradient(lambda x: flash.PackedAttention.apply(x, rows.spans, HEADS), qkv)
+    monkeypatch.undo()
+    for x, expected in zip(found, values_and_gradient(rows._masked, qkv), strict=True):
+        torch.testing.assert_close(x, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+@pytest.mark.parametrize(
+    "sizes", [SIZES, torch.full_like(SIZES, 6), torch.ones_like(SIZES)], ids=["ragged", "even", "one"]
+)
+def test_a_gpus_flash_attention_is_what_is_said_here(sizes: Tensor) -> None:
+    torch.manual_seed(1)
+    rows = prefix(sizes)
+    qkv = torch.randn(len(rows.tokens), 3 * HEADS * 16).bfloat16()
+    there = SharedPrefix(*(x.cuda() for x in arguments(sizes)), HEADS)
+    assert flash.usable(qkv.cuda(), HEADS)
+    found = values_and_gradient(lambda x: there.attend(x.cuda()).cpu(), qkv)
+    for x, expected in zip(found, values_and_gradient(rows.attend, qkv), strict=True):
+        torch.testing.assert_close(x, expected, rtol=2e-2, atol=2e-2)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 @pytest.mark.parametrize("sizes", [SIZES, torch.ones_like(SIZES)], ids=["ragged", "one"])
 def test_a_gpu_attends_as_a_cpu_does(sizes: Tensor) -> None:
     rows, qkv = prefix(sizes), projections(prefix(sizes), torch.float32)
-    tokens = torch.arange(100, 100 + 4 * 7).view(4, 7), torch.arange(6 * 6).view(6, 6)[:, : int(sizes.max())]
-    there = SharedPrefix(*(x.cuda() for x in (tokens[0], LENGTHS, OWNER, tokens[1], sizes)), HEADS)
+    there = SharedPrefix(*(x.cuda() for x in arguments(sizes)), HEADS)
     for found, expected in zip(
         values_and_gradient(lambda x: there.attend(x.cuda()).cpu(), qkv),
         values_and_gradient(rows.attend, qkv),

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rookexp.models import flash
 from rookexp.ops import parts
 
 # On a CPU, bytes of float32 attention weights that are computed at a time: all passes over them stay in its cache.
@@ -84,6 +85,9 @@ class SharedPrefix:
 
     def attend(self, qkv: Float[Tensor, "t k"]) -> Float[Tensor, "t d"]:
         """The attention output, heads joined, of all tokens; a token sees its row up to itself and the row's prompt."""
+        if flash.usable(qkv, self.n_head):
+            packed: Tensor = flash.PackedAttention.apply(qkv, self.spans, self.n_head)
+            return packed
         if qkv.device.type != "cpu":
             return self._masked(qkv)
         attended: Tensor = _Attention.apply(qkv, self.pieces, self.n_head)
@@ -113,6 +117,16 @@ class SharedPrefix:
         joined = torch.cat([x.transpose(1, 2).reshape(-1, qkv.shape[1] // 3) for x in found])
         moved: Tensor = _Moved.apply(joined, self.at, self.places, self.inside)
         return moved
+
+    @cached_property
+    def spans(self) -> flash.Spans:
+        """Where prompts and rows lie."""
+        p, s, _, c = self.shape
+        of_groups = self.lengths.new_zeros(p).index_add_(0, self.owner, self.sizes)
+        ends = F.pad(torch.cat((self.lengths, self.sizes)).cumsum(0), (1, 0)).int()
+        groups = F.pad(of_groups.cumsum(0), (1, 0)).int()
+        tokens, largest = torch.stack((self.lengths.sum(), of_groups.max())).tolist()
+        return flash.Spans(ends, ends[: p + 1], groups, tokens, max(s, c), s, largest)
 
     @cached_property
     def mask(self) -> Bool[Tensor, "n 1 c w"]:

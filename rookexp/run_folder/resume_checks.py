@@ -83,7 +83,8 @@ def _refuse_other_data(folder: Path, newest: Path, config: Mapping[str, Any]) ->
 def resolved_hardware(hardware: Hardware) -> dict[str, Any]:
     """The resolved hardware settings, without `auto` or null; the micro-batch is None where `hardware.fit` finds it."""
     rows = None if hardware.fit else hardware.micro_batch
-    return {**hardware.describe(), "decode": hardware.decode, "micro_batch": rows, "head_chunk": hardware.head_chunk}
+    ways = {"decode": hardware.decode, "kernels": hardware.kernels}
+    return {**hardware.describe(), **ways, "micro_batch": rows, "head_chunk": hardware.head_chunk}
 
 
 def tell_other_hardware(folder: Path, asked: str | None, here: Mapping[str, Any]) -> None:

@@ -1,0 +1,235 @@
+"""Triton's kernels against PyTorch's operations: interpreted on a CPU, where Triton is installed, compiled on a GPU."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from test_generate import EOT, equal, mixed_prompts, wild
+from test_ops import DIVERGENCES, fused, gradients, inputs
+from test_replays import SAMPLING, replaying
+from torch import Tensor
+
+from rookexp import compiling, kernel_check
+from rookexp.draw import Sampling, draw
+from rookexp.generate import sample
+from rookexp.models.kv_cache import KVCache
+from rookexp.models.static_cache import StaticCache
+
+pytest.importorskip("triton", reason="no Triton here")
+from rookexp import kernels
+
+HERE = pytest.mark.skipif(torch.cuda.is_available(), reason="compiled, not interpreted, where a GPU is")
+THERE = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
+on_any_device = pytest.mark.parametrize("device", [pytest.param("cpu", marks=HERE), pytest.param("cuda", marks=THERE)])
+
+
+class Switch:
+    """What `kernels_for` finds, on a CPU, too."""
+
+    def __init__(self) -> None:
+        self.found: ModuleType | None = None
+
+    def __call__(self, x: Tensor) -> ModuleType | None:
+        return self.found
+
+
+@pytest.fixture
+def switch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Switch]:
+    switch = Switch()
+    for module in ("rookexp.ops", "rookexp.draw", "rookexp.models.static_cache"):
+        monkeypatch.setattr(f"{module}.kernels_for", switch)
+    return switch
+
+
+def static(cache: KVCache, group_size: int, dtype: torch.dtype, device: str) -> StaticCache:
+    """A filled cache, in memory with leftovers that are not finite."""
+    count = math.prod(StaticCache.shape(cache, 16, group_size, 9)) * dtype.itemsize
+    memory = torch.full((count,), 255, dtype=torch.uint8, device=device)
+    found = StaticCache(cache, 16, group_size, 9, dtype, memory)
+    found.fill(cache)
+    found.window = 9
+    return found
+
+
+# The interpreter multiplies bf16 as if its bits were integers.
+@pytest.mark.parametrize(
+    ("device", "dtype"),
+    [
+        pytest.param("cpu", torch.float32, marks=HERE),
+        pytest.param("cuda", torch.float32, marks=THERE),
+        pytest.param("cuda", torch.bfloat16, marks=THERE),
+    ],
+)
+@pytest.mark.parametrize(("group_size", "width"), [(1, 8), (3, 20), (4, 64), (10, 16)])
+def test_a_token_attends_as_by_pytorch(
+    device: str, dtype: torch.dtype, group_size: int, width: int, switch: Switch
+) -> None:
+    draws = torch.Generator().manual_seed(0)
+
+    def numbers(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=draws).to(device)
+
+    lengths = torch.tensor([11, 1, 8], device=device)
+    prompts = KVCache(numbers(2, 3, 2, 11, width), numbers(2, 3, 2, 11, width), lengths, group_size, 1)
+    by_torch = static(prompts, group_size, dtype, device)
+    switch.found = kernels
+    by_kernel = static(prompts, group_size, dtype, device)
+    for _ in range(9):
+        for layer in range(2):
+            qkv = numbers(3 * group_size, 1, 6 * width)
+            expected, found = (cache.attend(layer, qkv) for cache in (by_torch, by_kernel))
+            bound = 2e-6 if dtype == torch.float32 else 0.03
+            torch.testing.assert_close(found, expected, rtol=bound, atol=bound)
+        by_torch.step()
+        by_kernel.step()
+
+
+@on_any_device
+@pytest.mark.parametrize(("vocab", "temperature"), [(7, 1.0), (2048, 0.7), (5000, 1.3)])
+def test_tokens_are_drawn_as_by_pytorch(device: str, vocab: int, temperature: float) -> None:
+    draws = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(90, vocab, generator=draws)
+    logits[:, 1::3] = -torch.inf
+    logits[-1, 1:] = -torch.inf
+    uniforms = torch.rand(90, generator=draws)
+    uniforms[0], uniforms[1], uniforms[-1] = 0, 1 - 2**-24, 1 - 2**-24
+    logits, uniforms = logits.to(device), uniforms.to(device)
+    tokens, logprobs = kernels.draw(logits, uniforms, temperature)
+    expected, expected_logprobs = draw(logits, uniforms, Sampling(temperature, None, None, 1))
+    same = tokens == expected
+    assert same.float().mean() > 0.98, "two sums in another order may part at a boundary"
+    torch.testing.assert_close(logprobs[same], expected_logprobs[same], rtol=1e-5, atol=1e-5)
+    assert logits.gather(1, tokens[:, None]).isfinite().all(), "never a token of weight 0"
+    assert tokens[[0, -1]].tolist() == [0, 0]
+    wide = torch.cat((logits, torch.full_like(logits, 99)), 1)[:, :vocab]  # as a padded head has them
+    assert torch.equal(kernels.draw(wide, uniforms, temperature)[0], tokens)
+
+
+@on_any_device
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+def test_statistics_and_gradients_are_pytorchs(device: str, divergence: Any, switch: Switch) -> None:
+    x = {name: y.detach().to(device) for name, y in inputs(torch.float32, m=40, d=16, v=97).items()}
+    used = [0, 1, 2] if divergence is not None else [0, 1]
+    for outputs in (used[:1], used[-1:], used):
+        both = []
+        for switch.found in (None, kernels):
+            mine = {name: y.clone().requires_grad_(y.is_floating_point()) for name, y in x.items()}
+            stats = fused(mine, divergence, 16)
+            both.append([*stats, *gradients(mine, stats, outputs)])
+        for found, expected in zip(*both, strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 if device == "cpu" else 1e-4)
+
+
+@on_any_device
+def test_a_tiny_divergence_is_exact(device: str) -> None:
+    draws = torch.Generator().manual_seed(0)
+    z = torch.randn(8, 3000, generator=draws)
+    y = z + 1e-3 * torch.randn(8, 3000, generator=draws)
+    exact = torch.nn.functional.kl_div(*(x.double().log_softmax(-1) for x in (y, z)), reduction="none", log_target=True)
+    given = z.to(device), y.to(device), torch.zeros(8, dtype=torch.long, device=device), torch.ones(8, device=device)
+    kl = kernels.statistics(*given, (1.0, 0.0))[0][2].cpu().double()
+    torch.testing.assert_close(kl, exact.sum(-1), rtol=1e-3, atol=0)
+    stats, _ = kernels.statistics(given[0], given[0].clone(), *given[2:], (0.5, 0.5))
+    assert stats[2].tolist() == stats[5].tolist() == [0.0] * 8, "exactly 0 where both are the same"
+
+
+@HERE
+def test_samples_are_those_of_the_eager_loop(switch: Switch) -> None:
+    model, prompts = wild(), mixed_prompts(3)
+    twin = replaying(model)
+    for _ in range(2):
+        switch.found = None
+        expected = sample(model, prompts, range(6), SAMPLING, EOT)
+        switch.found = kernels
+        equal(sample(twin, prompts, range(6), SAMPLING, EOT), expected)
+        prompts = prompts[::-1]
+    assert twin.replays is not None
+    (batch,) = twin.replays.batches.values()
+    assert len(batch.replays) == 1, "one recording for every token"
+
+
+COMPILED = """
+import sys
+from types import SimpleNamespace
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+
+from rookexp import kernels
+
+found = SimpleNamespace(
+    get_current_target=lambda: GPUTarget("cuda", int(sys.argv[1]), 32),
+    get_current_device=lambda: 0,
+    get_current_stream=lambda device: 0,
+)
+triton.runtime.driver.set_active(found)
+run = triton.JITFunction.run
+made = []
+triton.JITFunction.run = lambda *args, **kwargs: made.append(run(*args, **kwargs | {"warmup": True}))
+numbers = torch.ones(8, dtype=torch.long)
+for dtype in (torch.float32, torch.bfloat16):
+    for sharers, width in ((1, 16), (4, 64), (10, 20)):
+        kept = torch.zeros(2, 4, 2, 32, width, dtype=dtype)
+        kernels.attend(kept.new_zeros(4 * sharers, 6 * width), kept, numbers, numbers, 16)
+        kernels.attend(kept.new_zeros(sharers, 3 * width), kept[:, :1, :1], numbers, numbers, 16)
+    z, x = torch.zeros(8, 4096, dtype=dtype), torch.ones(8)
+    for given in (z, z[:, :3007], z[:1]):
+        kernels.draw(given, x, 1.0)
+        kernels.statistics(given, None, numbers, x, None)
+        kernels.statistics(given, given, numbers, x, (1.0, 0.0))
+        for of_logprobs, of_entropy, of_kl in ((x, None, None), (x, x, x), (None, None, x)):
+            grads = of_logprobs, of_entropy, of_kl
+            kernels.to_gradient(given, given, numbers, x, torch.ones(6, 8), torch.ones(2, 2, 8), grads, (0.5, 0.5))
+print(len(made), all(len(kernel.asm["cubin"]) > 1000 for kernel in made))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90])
+def test_every_kernel_compiles_for_a_gpu(capability: int, root: Path, tmp_path: Path) -> None:
+    """No GPU is needed for that; an interpreted kernel may still have what the compiler refuses."""
+    changed = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILED, str(capability)],
+        cwd=root,
+        env=os.environ | changed,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "48 True\n", done.stderr[-3000:]
+
+
+def test_kernels_are_for_a_gpu_alone_and_where_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "_kernels", kernels)
+    assert compiling.kernels_for(torch.ones(1)) is None
+    there = SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16)
+    find: Any = compiling.kernels_for
+    assert find(there) is kernels
+    assert find(SimpleNamespace(device=torch.device("cuda"), dtype=torch.float64)) is None
+    compiling.use_kernels(None)
+    assert find(there) is None
+
+
+@on_any_device
+def test_kernels_that_compute_something_else_are_found(device: str) -> None:
+    def differing(**changed: Any) -> str | None:
+        names = ("statistics", "to_gradient", "draw", "attend")
+        found: Any = SimpleNamespace(**{name: getattr(kernels, name) for name in names} | changed)
+        return kernel_check.differing(found, torch.device(device), torch.float32)
+
+    assert differing() is None
+    assert differing(statistics=lambda *given: tuple(1.01 * x for x in kernels.statistics(*given))) == "statistics"
+    assert differing(to_gradient=lambda *given: None) == "to_gradient"
+    assert differing(draw=lambda z, u, t: kernels.draw(z, 1 - u, t)) == "draw"
+    assert differing(draw=lambda z, u, t: (kernels.draw(z, u, t)[0], -u)) == "draw"
+    assert differing(attend=lambda *given: 1.01 * kernels.attend(*given)) == "attend"
