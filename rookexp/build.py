@@ -117,6 +117,9 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
         raise no_stages(baseline, reward)
     policy = load_policy(config, hardware)
     print(introduced(policy, hardware), flush=True)
+    vocab = policy.model.config.vocab_size
+    if grpo["top_k"] is not None and grpo["top_k"] >= vocab:
+        print(f"note: grpo.top_k={grpo['top_k']} changes nothing: the model has {vocab} tokens", flush=True)
     objects = {
         "policy": policy.model,
         "tokenizer": policy.tokenizer,
@@ -209,6 +212,8 @@ def build_pretraining(config: Config, run_folder: Path) -> session.Training:
     start = session.find_start(run.resume, run.steps, run_folder)
     files = [Path(run.corpus).expanduser() / name for name in ("train.txt", "validation.txt")]
     texts = [read_documents(file) for file in files]
+    if len(texts[1]) < run.validation_documents:
+        print(f"note: validation_documents={run.validation_documents}: {files[1]} has {len(texts[1])}", flush=True)
     texts[1] = texts[1][: run.validation_documents]
     hardware: Hardware = make(config["hardware"])
     tell_other_hardware(run_folder, config["hardware"].get("precision"), resolved_hardware(hardware))

@@ -253,7 +253,8 @@ def why_no_kernels(device: torch.device, dtype: torch.dtype) -> str | None:
 
         fault = kernel_check.differing(kernels, device, dtype)
     except Exception as error:  # a missing Triton or C compiler, an old GPU: each has kinds of its own
-        return f"Triton does not work here ({(str(error).strip() or repr(error)).splitlines()[0]})"
+        reason = next(iter(str(error).strip().splitlines()), "")
+        return f"Triton does not work here ({type(error).__name__}: {reason})"
     if fault is not None:
         return f"on this GPU, the kernel `{fault}` does not compute what PyTorch computes"
     use_kernels(kernels)

@@ -16,6 +16,7 @@ def main() -> None:
 def pretrain(config: dict[str, Any], run_folder: Path) -> None:
     """Trains the config's model, or resumes a run; writes checkpoints and metrics under the run's folder."""
     from rookexp import build, session
+    from rookexp.config import across
     from rookexp.run_folder import hub, resume_checks
     from rookexp.sweep import job
 
@@ -23,6 +24,8 @@ def pretrain(config: dict[str, Any], run_folder: Path) -> None:
         if config["resume"] is not None:
             config = hub.as_before(config, Path(config["resume"]), door.typed())
             resume_checks.refuse_other(Path(config["resume"]), config, swept=False)
+        for note in across.notes(config, door.typed()):
+            print(note, flush=True)
         session.pretrain(build.build_pretraining(config, run_folder), config, run_folder)
 
 

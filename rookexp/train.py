@@ -55,11 +55,8 @@ def train(config: dict[str, Any], run_folder: Path) -> None:
         if config["resume"] is not None:
             config = hub.as_before(config, Path(config["resume"]), door.typed())
             refuse_other(Path(config["resume"]), config, swept=trial is not None)
-        said: dict[str, list[str]] = {}
-        for text, why in across.idle(config, door.typed()):
-            said.setdefault(why, []).append(text)
-        for why, texts in said.items():
-            print(f"note: {', '.join(texts)} {why}", flush=True)
+        for note in across.notes(config, door.typed()):
+            print(note, flush=True)
         training = build.build_training(config, run_folder)
         with suppress(RunPruned):  # recorded in its folder
             session.train(training, config, run_folder, trial)

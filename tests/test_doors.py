@@ -283,6 +283,7 @@ def test_a_divergence_that_is_typed_and_never_computed_is_told(
         ("kl.coef=0", [told, late.format("kl.coef=0")]),
         ("kl.coef=0.1", [late.format("grpo.kl_type=k2, kl.coef=0.1")]),
         ("kl=fixed", []),
+        ("kl=fixed grpo.top_k=5000", ["note: grpo.top_k=5000 changes nothing: the model has 3998 tokens"]),
     )
     for number, (penalty, notes) in enumerate(cases):
         words = f"debug=fast {TINY} track=local doctor=off hydra.run.dir=run{number} grpo.kl_type=k2 {penalty}"

@@ -154,10 +154,10 @@ def test_kernels_are_tritons_on_a_gpu_where_they_work(monkeypatch: pytest.Monkey
         raise RuntimeError("Failed to find C compiler.\nand a page more")
 
     monkeypatch.setattr(hardware.kernel_check, "differing", broken)
-    assert Hardware(**CPU).doubt == "Triton does not work here (Failed to find C compiler.)"
+    assert Hardware(**CPU).doubt == "Triton does not work here (RuntimeError: Failed to find C compiler.)"
     with pytest.raises(ConfigError) as error:
         Hardware(**CPU | {"kernels": "triton"})
-    told = "Triton does not work here (Failed to find C compiler.); allowed: auto, torch"
+    told = "Triton does not work here (RuntimeError: Failed to find C compiler.); allowed: auto, torch"
     assert str(error.value) == f"hardware.kernels=triton: {told}"
 
 

@@ -339,6 +339,20 @@ def test_documents_that_a_model_cannot_be_trained_on(
     assert capfd.readouterr().err == "error: corpus/validation.txt: empty; make it with `python -m rookexp.data`\n"
 
 
+def test_what_a_pretraining_cannot_do_as_typed_is_said(
+    shell: Shell, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    make_corpus(tmp_path)
+    assert shell(PRETRAIN, "optim.schedule.warmup_steps=8", "validation_documents=500", name="pretrain") == 0
+    count = len((tmp_path / "corpus" / "validation.txt").read_text(encoding="utf-8").splitlines())
+    late = "warms up over 8 steps, and the run has 4: the rate ends at 50% of optim.lr"
+    notes = [line for line in capfd.readouterr().out.splitlines() if line.startswith("note:")]
+    assert notes == [
+        f"note: optim.schedule.warmup_steps=8 {late}",
+        f"note: validation_documents=500: corpus/validation.txt has {count}",
+    ]
+
+
 def test_a_sweep_ends_with_the_job_that_a_signal_ended(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

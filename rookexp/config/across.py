@@ -27,6 +27,14 @@ def check_moment(reference: Config, steps: int) -> None:
         raise check.refusal("reference.at", reference["at"], why)
 
 
+def notes(config: Config, typed: Sequence[str]) -> list[str]:
+    """What `idle` finds, a line for each reason."""
+    said: dict[str, list[str]] = {}
+    for text, why in idle(config, typed):
+        said.setdefault(why, []).append(text)
+    return [f"note: {', '.join(texts)} {why}" for why, texts in said.items()]
+
+
 def idle(config: Config, typed: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yields each `KEY=VALUE` of `typed` that has no effect in this configuration, or not the one it names; and why."""
     flat = runs.flat(config)
