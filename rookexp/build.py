@@ -290,19 +290,18 @@ def build_evaluation(config: Config, run_folder: Path) -> Exam:
 
 
 def load_policy(config: Config, hardware: Hardware) -> Pretrained:
-    """The model on its device, and its tokenizer."""
+    """The model on its device, and its tokenizer; says why the device's faster kernels are not used, if so."""
+    if hardware.doubt is not None:
+        print(f"note: hardware.kernels=torch, the slower ones: {hardware.doubt}", file=sys.stderr, flush=True)
     policy: Pretrained = make(config["model"], "model")
     return Pretrained(hardware.placed(policy.model), policy.tokenizer)
 
 
 def introduced(policy: Pretrained, hardware: Hardware) -> str:
-    """What is trained and where, in a line; in another one, why not by the kernels that are faster there."""
+    """One line that says what is trained and where."""
     here, count = hardware.describe(), weights.parameter_count(policy.model)
     threads = f", {here['threads']} thread{'' if here['threads'] == 1 else 's'}" if here["device"] == "cpu" else ""
-    line = f"{count / 1e6:.2f} M parameters in {here['precision']} on {here['device']} ({here['device_name']}{threads})"
-    if hardware.doubt is not None:
-        line += f"\nnote: hardware.kernels=torch, the slower ones: {hardware.doubt}"
-    return line
+    return f"{count / 1e6:.2f} M parameters in {here['precision']} on {here['device']} ({here['device_name']}{threads})"
 
 
 def build_tracker(config: Config, run_folder: Path, start: session.Start, steps: int) -> FanOut:

@@ -4,15 +4,35 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from types import ModuleType
+from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
 import torch
+from torch import Tensor
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """What CUDA GPUs compute by kernels of their own; each function is described in `rookexp.kernels`."""
+
+    attend: Callable[..., Tensor]
+    draw: Callable[..., tuple[Tensor, Tensor]]
+    statistics: Callable[..., tuple[Tensor, Tensor]]
+    to_gradient: Callable[..., None]
+
+
 _compiled_on: str | None = None  # type of device
-_kernels: ModuleType | None = None  # of a CUDA GPU
+_kernels: Kernels | None = None
+
+
+def triton_kernels() -> Kernels:
+    """The kernels of this package. Raises: ImportError, or Triton's own errors, where Triton does not work."""
+    from rookexp.kernels import attention, logits
+
+    return Kernels(attention.attend, logits.draw, logits.statistics, logits.to_gradient)
 
 
 def compile_fusible(device_type: str | None) -> None:
@@ -21,14 +41,14 @@ def compile_fusible(device_type: str | None) -> None:
     _compiled_on = device_type
 
 
-def use_kernels(kernels: ModuleType | None) -> None:
-    """From now on, in this process, `kernels_for` finds these: `rookexp.kernels`, or None."""
+def use_kernels(kernels: Kernels | None) -> None:
+    """From now on, in this process, `kernels_for` finds these."""
     global _kernels
     _kernels = kernels
 
 
-def kernels_for(x: torch.Tensor) -> ModuleType | None:
-    """The module that `use_kernels` was given, if `x` is on a CUDA GPU, in at most 32 bits."""
+def kernels_for(x: Tensor) -> Kernels | None:
+    """What `use_kernels` was given, if `x` is on a CUDA GPU, in at most 32 bits."""
     return _kernels if x.device.type == "cuda" and x.dtype.itemsize <= 4 else None
 
 
@@ -41,7 +61,7 @@ def fusible(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        there = any(isinstance(x, torch.Tensor) and x.device.type == _compiled_on for x in args)
+        there = any(isinstance(x, Tensor) and x.device.type == _compiled_on for x in args)
         return (compiled() if there else function)(*args, **kwargs)
 
     return call

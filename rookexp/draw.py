@@ -41,8 +41,7 @@ def draw(
     """A token per row and its log-prob in nats over the whole vocabulary; at temperature 0 the most likely token."""
     kernels = kernels_for(logits)
     if kernels is not None and sampling.unfiltered:
-        found: tuple[Tensor, Tensor] = kernels.draw(logits, uniforms, sampling.temperature)
-        return found
+        return kernels.draw(logits, uniforms, sampling.temperature)
     logits = logits.float()
     if sampling.temperature not in (0, 1):
         logits = logits / sampling.temperature

@@ -19,7 +19,7 @@ import torch
 from annotated_types import Ge, Le
 
 from rookexp import kernel_check
-from rookexp.compiling import compile_fusible, use_kernels
+from rookexp.compiling import compile_fusible, triton_kernels, use_kernels
 from rookexp.errors import ConfigError
 from rookexp.models.gpt2 import GPT2
 from rookexp.models.replays import CudaGraphs, Replays
@@ -83,13 +83,9 @@ class Hardware:
             where = f"needs a CUDA GPU, and this run is on {self.device.type}"
             raise ConfigError(f"hardware.decode={decode}: {where}; allowed: auto, eager")
         self.decode = ("cuda_graph" if self.device.type == "cuda" else "eager") if decode == "auto" else decode
-        self.kernels, self.doubt = find_kernels(kernels, self.device, self.precision)
         if compile and self.device.type != "cuda":
             where = f"needs a CUDA GPU, and this run is on {self.device.type}"
             raise ConfigError(f"hardware.compile=true: {where}; allowed: false")
-        if compile:
-            check_compiler(self.device)
-        compile_fusible("cuda" if compile else None)
         rows, tokens = GPU_SIZES if self.device.type == "cuda" else SIZES
         self.micro_batch = rows if micro_batch is None else micro_batch
         self.head_chunk = tokens if head_chunk is None else head_chunk
@@ -99,6 +95,11 @@ class Hardware:
             raise ConfigError(
                 f"hardware.memory_gib={memory_gib}: needs hardware.fit=true; without it type hardware.memory_gib=null"
             )
+        compile_fusible(None)  # kernels are compared with what PyTorch computes operation by operation
+        self.kernels, self.doubt = find_kernels(kernels, self.device, self.precision)
+        if compile:
+            check_compiler(self.device)
+            compile_fusible("cuda")
         self.fit = fit
         self.grow = grow
         self.memory_gib = memory_gib
@@ -245,16 +246,22 @@ def find_kernels(asked: str, device: torch.device, precision: str) -> tuple[str,
 
 
 def why_no_kernels(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why `rookexp.kernels` does not work on the device; None where it does, and then it is used from now on."""
+    """Why the kernels do not work on the device; None where they do, and then they are used from now on."""
     if device.type != "cuda":
         return f"needs a CUDA GPU, and this run is on {device.type}"
     try:
-        from rookexp import kernels
-
+        kernels = triton_kernels()
         fault = kernel_check.differing(kernels, device, dtype)
     except Exception as error:  # a missing Triton or C compiler, an old GPU: each has kinds of its own
-        reason = next(iter(str(error).strip().splitlines()), "")
-        return f"Triton does not work here ({type(error).__name__}: {reason})"
+        reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
+        try:
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize(device)
+        except RuntimeError:  # nothing else would work in this process, either
+            raise ConfigError(
+                f"hardware.kernels: a kernel broke the GPU's context ({reason}); allowed: torch"
+            ) from error
+        return f"Triton does not work here ({reason})"
     if fault is not None:
         return f"on this GPU, the kernel `{fault}` does not compute what PyTorch computes"
     use_kernels(kernels)

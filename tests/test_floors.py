@@ -19,9 +19,7 @@ FLOORS = {
     **dict.fromkeys(["losses", "aggregation", "kl", "coefficients", "baselines", "reference"], 2),
     **dict.fromkeys(["generate", "tokenizers", "optim", "models", "tasks", "rewards"], 2),
     **dict.fromkeys(["objectives", "evaluation"], 3),
-    **dict.fromkeys(
-        ["trainer", "hardware", "kernel_check", "track", "trackers", "checkpoint", "health", "stop", "policies"], 4
-    ),
+    **dict.fromkeys(["trainer", "hardware", "track", "trackers", "checkpoint", "health", "stop", "policies"], 4),
     **dict.fromkeys(["corpora", "run_folder", "self_check", "comparison", "examination", "boards"], 4),
     **dict.fromkeys(
         ["fitting", "probes", "per_task_sampling", "player", "uci_protocol", "game_record", "kernel_check"], 4

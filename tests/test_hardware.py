@@ -10,17 +10,16 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import hydra
 import pytest
 import tiny
 import torch
 
-import rookexp
-from rookexp import hardware, tokenizers
-from rookexp.build import introduced
+from rookexp import build, hardware, tokenizers
 from rookexp.config import check, composing
 from rookexp.errors import ConfigError
 from rookexp.hardware import Hardware
@@ -120,10 +119,12 @@ def test_a_gpus_functions_are_compiled_where_a_run_asks_for_it(monkeypatch: pyte
     Hardware(**CPU)
     monkeypatch.setattr(hardware, "check_compiler", lambda device: None)
     Hardware(**CPU | {"compile": True})
-    assert asked == [None, "cuda"]
+    assert asked == [None, None, "cuda"]
 
 
-def test_kernels_are_tritons_on_a_gpu_where_they_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_tritons_on_a_gpu_where_they_work(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     found: list[Any] = []
     monkeypatch.setattr(hardware, "use_kernels", found.append)
     assert Hardware(**CPU).kernels == "torch"
@@ -131,24 +132,26 @@ def test_kernels_are_tritons_on_a_gpu_where_they_work(monkeypatch: pytest.Monkey
         ConfigError, match=r"hardware\.kernels=triton: needs a CUDA GPU, .* on cpu; allowed: auto, torch"
     ):
         Hardware(**CPU | {"kernels": "triton"})
-    module = ModuleType("kernels")
-    monkeypatch.setitem(sys.modules, "rookexp.kernels", module)
-    monkeypatch.setattr(rookexp, "kernels", module, raising=False)
+    kernels = Mock()
+    monkeypatch.setattr(hardware, "triton_kernels", lambda: kernels)
     monkeypatch.setattr(hardware, "find_device", lambda device: "cuda")
     asked: list[Any] = []
     monkeypatch.setattr(hardware.kernel_check, "differing", lambda *given: asked.append(given))
     here = Hardware(**CPU)
-    assert (here.kernels, here.doubt, asked) == ("triton", None, [(module, torch.device("cuda"), torch.float32)])
-    assert found[-1] is module
+    assert (here.kernels, here.doubt, asked) == ("triton", None, [(kernels, torch.device("cuda"), torch.float32)])
+    assert found[-1] is kernels
     here = Hardware(**CPU | {"kernels": "torch"})
     assert (here.kernels, here.doubt, found[-1]) == ("torch", None, None)
     monkeypatch.setattr(hardware.kernel_check, "differing", lambda *given: "draw")
     here = Hardware(**CPU)
     told = "on this GPU, the kernel `draw` does not compute what PyTorch computes"
     assert (here.kernels, here.doubt, found[-1]) == ("torch", told, None)
-    here.device = torch.device("cpu")  # whose name is known here
-    words = introduced(Pretrained(tiny.policy(), tokenizers.characters()), here)
-    assert words.endswith(f"\nnote: hardware.kernels=torch, the slower ones: {told}")
+    here.device = torch.device("cpu")  # a model cannot go to the other one here
+    here.decode = "eager"
+    made = Pretrained(tiny.policy(), tokenizers.characters())
+    monkeypatch.setattr(build, "make", lambda *given: made)
+    build.load_policy({"model": {}}, here)
+    assert capsys.readouterr().err == f"note: hardware.kernels=torch, the slower ones: {told}\n"
 
     def broken(*given: Any) -> None:
         raise RuntimeError("Failed to find C compiler.\nand a page more")
@@ -159,6 +162,10 @@ def test_kernels_are_tritons_on_a_gpu_where_they_work(monkeypatch: pytest.Monkey
         Hardware(**CPU | {"kernels": "triton"})
     told = "Triton does not work here (RuntimeError: Failed to find C compiler.); allowed: auto, torch"
     assert str(error.value) == f"hardware.kernels=triton: {told}"
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", broken)  # as after an illegal access: nothing works any more
+    with pytest.raises(ConfigError, match=r"a kernel broke the GPU's context \(RuntimeError: .*\); allowed: torch"):
+        Hardware(**CPU)
 
 
 def test_a_compiler_that_fails_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from rookexp import compiling
 from rookexp.draw import Sampling
 from rookexp.generate import greedy, sample
 from rookexp.models import replays
@@ -283,8 +284,13 @@ def test_nothing_is_freed_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.gpu
 @needs_gpu
+@pytest.mark.parametrize("triton", [False, True])
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-def test_cuda_graphs_sample_what_the_eager_loop_samples(precision: torch.dtype) -> None:
+def test_cuda_graphs_sample_what_the_eager_loop_samples(
+    precision: torch.dtype, triton: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if triton:
+        monkeypatch.setattr(compiling, "_kernels", compiling.triton_kernels())
     model, prompts = wild(0.0), mixed_prompts()
     plain = GPT2(model.config).cuda()
     plain.load_state_dict(model.state_dict())
@@ -299,6 +305,8 @@ def test_cuda_graphs_sample_what_the_eager_loop_samples(precision: torch.dtype) 
         error = (found.logprobs - scored)[found.mask].abs()
         assert error.mean() < (1e-4 if precision == torch.float32 else 0.02)
         nudged_on_gpu(plain)
+    (batch,) = {id(batch): batch for batch in twin.replays.batches.values()}.values()
+    assert len(batch.replays) == (1 if triton else 3)
 
 
 def nudged_on_gpu(model: GPT2) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from itertools import pairwise
 from types import SimpleNamespace
@@ -100,9 +101,7 @@ def test_products_of_bf16_attend_in_fp32_and_keep_nothing_but_themselves() -> No
     torch.testing.assert_close(gradient.double(), exact_gradient, rtol=0.01, atol=0.01)
 
 
-def flash_forward(
-    q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, k_ends: Tensor, *how: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor, None]:
+def flash_forward(q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, k_ends: Tensor, *how: Any) -> tuple[Tensor, ...]:
     """What PyTorch's FlashAttention computes, by its definition."""
     most_q, most_k, dropout, causal, debug = how
     assert (dropout, debug) == (0.0, False)
@@ -118,12 +117,12 @@ def flash_forward(
             scores = scores.masked_fill(torch.ones(scores.shape[1:], dtype=torch.bool).triu(1), -torch.inf)
         norm[:, queries] = scores.logsumexp(-1)
         out[queries] = torch.einsum("hqk,khw->qhw", scores.softmax(-1), v[keys])
-    return out, norm, torch.zeros(2), torch.zeros(()), None
+    return out, norm, torch.zeros(2), torch.zeros(()), torch.zeros(0)
 
 
 def flash_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, norm: Tensor, q_ends: Tensor, k_ends: Tensor, *how: Any
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Its backward: the weights of these keys under the given normaliser, and the given output's own product."""
     _, _, dropout, causal, *random = how
     assert dropout == 0
@@ -158,6 +157,34 @@ def test_packed_sequences_attend_as_padded_ones_do(sizes: Tensor, monkeypatch: p
     monkeypatch.undo()
     for x, expected in zip(found, values_and_gradient(rows._masked, qkv), strict=True):
         torch.testing.assert_close(x, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, True),
+        ({"dtype": torch.float32}, False),
+        ({"device": torch.device("cpu")}, False),
+        ({"shape": (9, 3 * 2 * 12)}, False),  # heads of 12: not a multiple of 8
+        ({"shape": (9, 3 * 2 * 192)}, True),
+        ({"shape": (9, 3 * 2 * 200)}, False),  # for some cards have no backward for that
+        ({"built": False}, False),
+        ({"capability": (7, 5)}, False),
+        ({"hip": "6.0"}, False),  # whose normalisers lie otherwise
+        ({"new": False}, False),
+    ],
+)
+def test_flash_attention_is_for_cards_and_numbers_that_it_takes(
+    changed: dict[str, Any], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flash, "NEW_ENOUGH", changed.pop("new", True))
+    monkeypatch.setattr(torch.version, "hip", changed.pop("hip", None))
+    built, capability = changed.pop("built", True), changed.pop("capability", (8, 0))
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: built)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    qkv = {"dtype": torch.bfloat16, "device": torch.device("cuda"), "shape": (9, 3 * 2 * 64)} | changed
+    find: Any = inspect.unwrap(flash.usable)
+    assert find(SimpleNamespace(**qkv), 2) is expected
 
 
 @pytest.mark.gpu

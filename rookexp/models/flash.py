@@ -14,7 +14,8 @@ from rookexp.compiling import fusible
 
 # Since PyTorch 2.10, which has this module, `_flash_attention_forward` takes and returns what is said here.
 NEW_ENOUGH = importlib.util.find_spec("torch.nn.attention.varlen") is not None
-WIDEST = 256  # of a head, which must be a multiple of 8
+OLDEST = 8, 0  # compute capability: Ampere
+WIDEST = 192  # of a head, which must be a multiple of 8; above it, some cards have no backward
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,10 @@ class Spans:
 def usable(qkv: Float[Tensor, "t k"], n_head: int) -> bool:
     """Whether FlashAttention takes such queries, keys and values."""
     width = qkv.shape[1] // 3 // n_head
-    fits = qkv.dtype.itemsize == 2 and width % 8 == 0 and width <= WIDEST
-    return fits and NEW_ENOUGH and qkv.device.type == "cuda" and torch.backends.cuda.is_flash_attention_available()
+    if qkv.device.type != "cuda" or qkv.dtype.itemsize != 2 or width % 8 or width > WIDEST:
+        return False
+    built = NEW_ENOUGH and torch.version.hip is None and torch.backends.cuda.is_flash_attention_available()
+    return built and torch.cuda.get_device_capability(qkv.device) >= OLDEST
 
 
 class PackedAttention(torch.autograd.Function):
@@ -64,12 +67,14 @@ class PackedAttention(torch.autograd.Function):
         q, k, v = _heads(qkv, ctx.n_head)
         rows, prompts = slice(spans.tokens, None), slice(spans.tokens)
         grad = grad.view(out.shape)
-        found = torch.stack(_attend_backward(grad, q, k, v, out, norm, *_own(spans), *random), 1)
+        dq, dk, dv = _attend_backward(grad, q, k, v, out, norm, *_own(spans), *random)
         if spans.tokens < len(qkv):
             those = grad[rows], q[rows], k[prompts], v[prompts], out[rows], norm[:, rows].contiguous()
-            for i, more in enumerate(_attend_backward(*those, *_shared(spans), *random)):
-                found[prompts if i else rows, i] += more
-        return found.flatten(1), None, None
+            dq_more, dk_more, dv_more = _attend_backward(*those, *_shared(spans), *random)
+            dq[rows] += dq_more
+            dk[prompts] += dk_more
+            dv[prompts] += dv_more
+        return torch.stack((dq, dk, dv), 1).flatten(1), None, None
 
 
 def _heads(qkv: Float[Tensor, "t k"], n_head: int) -> tuple[Tensor, ...]:

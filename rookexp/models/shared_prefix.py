@@ -126,7 +126,8 @@ class SharedPrefix:
         ends = F.pad(torch.cat((self.lengths, self.sizes)).cumsum(0), (1, 0)).int()
         groups = F.pad(of_groups.cumsum(0), (1, 0)).int()
         tokens, largest = torch.stack((self.lengths.sum(), of_groups.max())).tolist()
-        return flash.Spans(ends, ends[: p + 1], groups, tokens, max(s, c), s, largest)
+        own = ends if c else ends[: p + 1]  # in a prefill rows have no tokens
+        return flash.Spans(own, ends[: p + 1], groups, tokens, max(s, c), s, largest)
 
     @cached_property
     def mask(self) -> Bool[Tensor, "n 1 c w"]:

@@ -19,8 +19,9 @@ class StaticCache:
     """Keys and values of P prompts and of the tokens that G rows per prompt add in lockstep, in the products' dtype.
 
     Up to SHARERS rows of a prompt are a bunch, with the prompt's tokens stored once, then the first token of each of
-    its rows, then the second of each, and so on. So they attend together, and each to the prompt and its own tokens. A
-    step reads only as far as slots are filled. How far that is, only the device knows.
+    its rows, then the second of each, and so on. So they attend together, and each to the prompt and its own tokens.
+    How many slots are filled, only the device knows. A kernel reads these; PyTorch's attention reads a whole window
+    under a mask.
     """
 
     def __init__(
@@ -66,8 +67,7 @@ class StaticCache:
         """The attention output, heads joined, of one more token per row; caches its key and value."""
         if self.kernels is not None:
             known = self.kept[layer], self.lengths, self.positions, self.size
-            attended: Tensor = self.kernels.attend(qkv[:, 0].to(self.kept.dtype), *known)
-            return attended[:, None].to(qkv.dtype)
+            return self.kernels.attend(qkv[:, 0].to(self.kept.dtype), *known)[:, None].to(qkv.dtype)
         _, _, bunches, heads, _, width = self.kept.shape
         apart = qkv.to(self.kept.dtype).view(bunches, len(self.slots), 3, heads, width).permute(2, 0, 3, 1, 4)
         q, new = apart[0], apart[1:]  # (B, H, sharers, W); keys and values (2, B, H, sharers, W)
