@@ -102,6 +102,8 @@ def check_call(
             near = nearest(value, literal_words(hint)) if isinstance(value, str) else ""
             if value and not isinstance(value, (list, Mapping)) and fits([value], hint):
                 near = f"; type {name}=[{value}]"
+            if isinstance(value, (bool, int, float)) and fits(spell(value), hint):
+                near = f"; text that YAML reads as another type is quoted twice: \"{name}='TEXT'\""
             raise refusal(name, value, f"allowed: {allowed(hint)}{near}")
         if key not in hints and not open_ended:
             keys = [n for n in hints if n not in later]
