@@ -166,7 +166,6 @@ def test_samples_are_those_of_the_eager_loop(switch: Switch) -> None:
 
 
 COMPILED = """
-import sys
 from types import SimpleNamespace
 
 import torch
@@ -177,7 +176,7 @@ from rookexp import compiling
 
 kernels = compiling.triton_kernels()
 found = SimpleNamespace(
-    get_current_target=lambda: GPUTarget("cuda", int(sys.argv[1]), 32),
+    get_current_target=lambda: GPUTarget("cuda", 90, 32),
     get_current_device=lambda: 0,
     get_current_stream=lambda device: 0,
 )
@@ -186,40 +185,36 @@ run = triton.JITFunction.run
 made = []
 triton.JITFunction.run = lambda *args, **kwargs: made.append(run(*args, **kwargs | {"warmup": True}))
 numbers = torch.ones(8, dtype=torch.long)
-for dtype in (torch.float32, torch.bfloat16):
-    for sharers, width in ((1, 16), (4, 64), (10, 20)):
-        kept = torch.zeros(2, 4, 2, 32, width, dtype=dtype)
-        kernels.attend(kept.new_zeros(4 * sharers, 6 * width), kept, numbers, numbers, 16)
-        kernels.attend(kept.new_zeros(sharers, 3 * width), kept[:, :1, :1], numbers, numbers, 16)
-    z, x = torch.zeros(8, 4096, dtype=dtype), torch.ones(8)
-    for given in (z, z[:, :3007], z[:1]):
-        kernels.draw(given, x, 1.0)
-        kernels.statistics(given, None, numbers, x, None)
-        kernels.statistics(given, given, numbers, x, (1.0, 0.0))
-        for of_logprobs, of_entropy, of_kl in ((x, None, None), (x, x, x), (None, None, x)):
-            grads = of_logprobs, of_entropy, of_kl
-            kernels.to_gradient(given, given, numbers, x, torch.ones(6, 8), torch.ones(2, 2, 8), grads, (0.5, 0.5))
-    for width in (128, 256):
-        kept = torch.zeros(2, 4, 2, 32, width, dtype=dtype)
-        kernels.attend(kept.new_zeros(16, 6 * width), kept, numbers, numbers, 16)
+low = torch.bfloat16
+for sharers, width, dtype in ((1, 16, low), (4, 64, low), (10, 20, low), (4, 256, low), (4, 64, torch.float32)):
+    kept = torch.zeros(2, 4, 2, 32, width, dtype=dtype)
+    kernels.attend(kept.new_zeros(4 * sharers, 6 * width), kept, numbers, numbers, 16)
+kept = torch.zeros(2, 1, 1, 32, 256)
+kernels.attend(kept.new_zeros(1, 3 * 256), kept, numbers, numbers, 16)
+z, x = torch.zeros(8, 4096, dtype=low), torch.ones(8)
+for given in (z[:, :3007], z[:1].float()):
+    kernels.draw(given, x, 1.0)
+    kernels.statistics(given, None, numbers, x, None)
+    kernels.statistics(given, given, numbers, x, (1.0, 0.0))
+    for grads in ((x, None, None), (x, x, x), (None, None, x)):
+        kernels.to_gradient(given, given, numbers, x, torch.ones(6, 8), torch.ones(2, 2, 8), grads, (0.5, 0.5))
 smallest = 99 << 10  # of shared memory a program may have, since Ampere
 print(len(made), all(len(kernel.asm["cubin"]) > 1000 and kernel.metadata.shared <= smallest for kernel in made))
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", [80, 90, 120])
-def test_every_kernel_compiles_for_a_gpu(capability: int, root: Path, tmp_path: Path) -> None:
+def test_every_kernel_compiles_for_a_gpu(root: Path, tmp_path: Path) -> None:
     """No GPU is needed for that; an interpreted kernel may still have what the compiler refuses."""
     changed = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", COMPILED, str(capability)],
+        [sys.executable, "-c", COMPILED],
         cwd=root,
         env=os.environ | changed,
         capture_output=True,
         text=True,
     )
-    assert done.stdout == "52 True\n", done.stderr[-3000:]
+    assert done.stdout == "18 True\n", done.stderr[-3000:]
 
 
 def test_kernels_are_for_a_gpu_alone_and_where_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,11 +229,12 @@ def test_kernels_are_for_a_gpu_alone_and_where_asked_for(monkeypatch: pytest.Mon
 
 
 @on_any_device
-def test_kernels_that_compute_something_else_are_found(device: str) -> None:
+def test_kernels_that_compute_something_else_are_found(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def differing(**changed: Any) -> str | None:
         return kernel_check.differing(replace(kernels, **changed), torch.device(device), torch.float32)
 
     assert differing() is None
+    monkeypatch.setattr(kernel_check, "VOCABULARIES", kernel_check.VOCABULARIES[:1])  # is quicker
     assert differing(statistics=lambda *given: tuple(1.01 * x for x in kernels.statistics(*given))) == "statistics"
     assert differing(to_gradient=lambda *given: None) == "to_gradient"
     assert differing(draw=lambda z, u, t: kernels.draw(z, 1 - u, t)) == "draw"
