@@ -277,6 +277,10 @@ def build_evaluation(config: Config, run_folder: Path) -> Exam:
         own["style"] = runs.style_of(config["model"].get("path"))
     hardware: Hardware = make(config["hardware"])
     policy = load_policy(config, hardware)
+    places = policy.model.config.n_positions
+    if own["max_new_tokens"] >= places:
+        why = f"the model has {places} positions; allowed: at most {places - 1}"
+        raise check.refusal("max_new_tokens", own["max_new_tokens"], why)
     return Exam(
         policy=policy,
         tokenized=partial(token_documents, policy),

@@ -94,6 +94,11 @@ SAID = {
         "changes nothing: a step has task.prompts prompts, of which each task gets its part of task.shares"
     ),
     "task=rookworld_phases task.tasks.A.prompts=7": "",
+    "kl=fixed grpo.kl_placement=reward baseline=maxrl": (
+        "makes returns negative by the penalty, and baseline=maxrl learns nothing from a group whose mean is not above "
+        "baseline.min_mean; grpo.kl_placement=loss leaves the rewards as they are"
+    ),
+    "kl=fixed baseline=maxrl": "",
 }
 
 

@@ -419,8 +419,10 @@ def test_a_failed_job_that_was_mended_by_hand_counts(sweep: Sweeps) -> None:
     line = "grpo.entropy_coef=0.1,0 optim.lr=0.1,0.2 sweep.max_failure_rate=1"
     sweep(line)
     assert sweep.column("state") == ["fail", "fail", "complete", "complete"]
+    note = (sweep.folder / "0" / "trial.json").read_text(encoding="utf-8")
     shutil.rmtree(sweep.folder / "0")
     shutil.copytree(sweep.folder / "2", sweep.folder / "0")
+    (sweep.folder / "0" / "trial.json").write_text(note, encoding="utf-8")
     assert started(sweep(line)) == [1]
     assert sweep.column("state") == ["complete", "fail", "complete", "complete"]
     assert [float(gain or 0) for gain in sweep.column("gain")] == pytest.approx([0.3, 0, 0.3, 0.6])
@@ -750,6 +752,37 @@ def test_going_on_needs_no_folder_of_a_finished_point(sweep: Sweeps) -> None:
     assert sweep.status == 0
     assert sweep.column("state") == ["complete"] * 3
     assert sweep.results()["best_params"] == {"optim.lr": 0.3}
+    assert "note: of runs that are done, the folder is gone: 0; trials.csv keeps" in sweep.said
+
+
+@pytest.mark.parametrize(
+    ("lost", "line", "told"),
+    [
+        (["sweep.json"], LR, "its study has points, and sweep.json is gone; type another name"),
+        (["sweep.json", "study.journal"], "optim.lr=0.3,0.2", "0: holds another run than that of optim.lr=0.3 seed=0;"),
+        (["sweep.json", "study.journal"], f"{LR} sweep.seeds=[7]", "0: holds another run than that of optim.lr=0.1"),
+        (["sweep.json", "study.journal", "0/trial.json"], LR, "0: holds another run than that of optim.lr=0.1"),
+    ],
+)
+def test_no_run_of_another_point_is_taken_over(lost: list[str], line: str, told: str, sweep: Sweeps) -> None:
+    sweep(LR)
+    for name in lost:
+        (sweep.folder / name).unlink()
+    before = sorted(sweep.folder.glob("[0-9]*/*"))
+    assert sweep(line) == []
+    assert sweep.status == 2
+    assert sweep.error.count("\n") == 1, sweep.error
+    assert told in sweep.error
+    assert sorted(sweep.folder.glob("[0-9]*/*")) == before
+
+
+def test_a_sweep_without_its_study_takes_its_own_runs_again(sweep: Sweeps) -> None:
+    sweep(LR)
+    for name in ("sweep.json", "study.journal"):
+        (sweep.folder / name).unlink()
+    assert sweep(LR) == []
+    assert sweep.status == 0
+    assert sweep.column("state") == ["complete"] * 3
 
 
 def test_values_in_brackets_are_shown_as_they_are(sweep: Sweeps) -> None:

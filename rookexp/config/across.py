@@ -78,6 +78,16 @@ def _divided_penalty(flat: Flat) -> str | None:
     )
 
 
+def _below_zero(flat: Flat) -> str | None:
+    maxrl = flat.get("baseline._target_") == "rookexp.baselines.MaxRL"
+    if not maxrl or flat.get("grpo.kl_placement") != "reward" or _no_reference(flat):
+        return None
+    return (
+        "makes returns negative by the penalty, and baseline=maxrl learns nothing from a group whose mean is not above "
+        "baseline.min_mean; grpo.kl_placement=loss leaves the rewards as they are"
+    )
+
+
 def _no_reference(flat: Flat) -> str | None:
     coefs = (flat.get(f"kl.{name}") for name in ("coef", "start_coef", "end_coef"))
     if any(coefs) or not str(flat.get("kl._target_")).startswith("rookexp.coefficients."):
@@ -137,6 +147,7 @@ IDLE: dict[tuple[str, ...], Callable[[Flat], str | None]] = {
     ("loss",): _one_update,
     ("loss=", "grpo.aggregation="): _unlike_its_paper,
     ("grpo.kl_placement=",): _divided_penalty,
+    ("baseline=maxrl",): _below_zero,
     ("grpo.kl_type", "grpo.kl_placement"): _no_penalty,
     ("reference=ema", "reference=hard", "reference."): _fixed_reference,
     ("kl=warmup", "kl.coef", "kl.warmup"): _late_penalty,

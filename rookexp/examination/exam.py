@@ -227,12 +227,14 @@ class Exam:
         played = games.play(
             partial(self.answers.sampled, temperature=self.temperature, top_k=self.top_k),
             self.prompt,
-            games=self.games,
+            games=self.games if self.temperature else 1,
             plies=self.plies,
             seed=self.seed,
         )
         count = f"{len(played)} game{'' if len(played) == 1 else 's'}"
         about = f"{count}, temperature {self.temperature}, top-k {self.top_k or 'none'}"
+        if not self.temperature:
+            about = f"{count}, temperature 0: every game would be the same"
         yield Part("self-play", about, games.self_play_figures(played, self.plies), [])
         steps = [games.steps_of(game) for game in played]
         completions = iter(self.answers.greedy([step.prompt for game in steps for step in game])[0])

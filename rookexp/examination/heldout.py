@@ -99,7 +99,8 @@ def prompt_of(document: str, style: str) -> str:
         return chess_text.prompt_of(document)
     answer = chess_text.parse_p(document)
     if answer is None or not answer.well_formed:
-        raise DataError(f"neither a P nor an A document: {document[:60]!r}")
+        why = "its moves, values or best move cannot be read" if document.startswith("P: ") else "no whole A document"
+        raise DataError(f"{document[:QUOTED]!r}: {why}; mend or remove it")
     return chess_text.P_PROMPTS[style](answer.fen)
 
 

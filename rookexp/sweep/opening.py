@@ -47,7 +47,9 @@ def _opened(plan: Plan, worker: Worker) -> Book:
         directions = list(plan.settings.objectives.values())
         if before is None:
             name = plan.settings.study_name
-            optuna.create_study(storage=storage, study_name=name, directions=directions, load_if_exists=True)
+            made = optuna.create_study(storage=storage, study_name=name, directions=directions, load_if_exists=True)
+            if made.get_trials(deepcopy=False):  # else a process was killed before it had written the file
+                raise ConfigError(f"{plan.folder}: its study has points, and {SWEEP} is gone; {ANOTHER_NAME}")
         else:
             name = before["study"]
             old = Book(plan, worker, storage, name)

@@ -109,6 +109,14 @@ class Sweep:
         jobs = f" x {count} seeds = {points * count} jobs" if count > 1 else ""
         left = f"; {done} of the points done" if done else ""
         print(f"sweep {self.name}: {points} points{jobs} in {self.plan.folder}{left}", flush=True)
+        numbers = [number for trial in self.complete() for number in self.plan.jobs(trial.number)]
+        if gone := [str(number) for number in numbers if not self.plan.job_folder(number).is_dir()]:
+            are = "folder is" if len(gone) == 1 else "folders are"
+            print(
+                f"note: of runs that are done, the {are} gone: {', '.join(gone)}; trials.csv keeps what the study "
+                "knows of them, sweep.html and rookexp.compare read folders",
+                flush=True,
+            )
         self.write()
 
     def claims(self) -> Iterator[FrozenTrial]:
@@ -130,13 +138,17 @@ class Sweep:
             self.judge(ENOUGH)
 
     def todo(self, trial: FrozenTrial) -> list[Job]:
-        """The jobs of a point that are still to be run; writes into the folder of each the note that `job` reads."""
+        """The jobs of a point that are still to be run; writes into the folder of each the note that `job` reads.
+
+        Raises: ConfigError where a folder holds another run.
+        """
         if job.PRUNED in self.book.fresh(trial).user_attrs:
             return []
         found = []
         point = self.plan.space.snapped(trial.params)
         for place, (number, seed) in enumerate(zip(self.plan.jobs(trial.number), self.plan.seeds, strict=True)):
             folder = self.plan.job_folder(number)
+            job.refuse_foreign(folder, point, seed)
             if outcome.read(folder).status in outcome.ENDED:
                 continue
             # The sweep's folder as a value, because a recipe that varies sets the task_name after which it is called.

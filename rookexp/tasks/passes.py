@@ -13,7 +13,8 @@ class Passes(Generic[Row]):
     """An endless sequence of rows; the row at an index depends only on the rows, the seed and the index.
 
     `fixed` repeats the rows in their order; `epochs` passes over them, in a new order each time. Several strands, of
-    equal length or earlier ones longer by one, alternate. In any prefix the counts of two rows differ by at most one.
+    equal length or earlier ones longer by one, alternate. In any prefix the counts of two rows differ by at most one. A
+    row may come near the end of one pass and again at the start of the next, so twice in a step at their border.
     """
 
     def __init__(self, strands: Sequence[Sequence[Row]], *, order: Literal["fixed", "epochs"], seed: int) -> None:
