@@ -98,7 +98,7 @@ def test_a_token_attends_as_by_pytorch(
 @pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")  # of the interpreter
 @on_any_device
 @pytest.mark.parametrize(("vocab", "temperature"), [(7, 1.0), (2048, 0.7), (5000, 1.3)])
-def test_tokens_are_drawn_as_by_pytorch(device: str, vocab: int, temperature: float) -> None:
+def test_tokens_are_drawn_as_by_pytorch(device: str, vocab: int, temperature: float, switch: Switch) -> None:
     draws = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(90, vocab, generator=draws)
     logits[:, 1::3] = -torch.inf
@@ -229,6 +229,7 @@ def test_kernels_are_for_a_gpu_alone_and_where_asked_for(monkeypatch: pytest.Mon
 
 
 @on_any_device
+@pytest.mark.usefixtures("switch")
 def test_kernels_that_compute_something_else_are_found(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def differing(**changed: Any) -> str | None:
         return kernel_check.differing(replace(kernels, **changed), torch.device(device), torch.float32)
