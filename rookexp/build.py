@@ -198,6 +198,11 @@ def check_lengths(config: Config, own: Mapping[str, Sampling], places: int) -> N
     """Raises: ConfigError for a `max_new_tokens`, by which a loss may be divided, that leaves no room for a prompt."""
     lengths = {f"{key}.max_new_tokens": config[key].get("max_new_tokens", 1) for key in ("grpo", "eval")}
     lengths |= {f"task.sampling.{kind}.max_new_tokens": way.max_new_tokens for kind, way in own.items()}
+    refuse_longer(lengths, places)
+
+
+def refuse_longer(lengths: Mapping[str, int], places: int) -> None:
+    """Raises: ConfigError naming the key of a completion's length that the model's positions do not hold."""
     for key, length in lengths.items():
         if length >= places:
             raise check.refusal(key, length, f"the model has {places} positions; allowed: at most {places - 1}")
@@ -277,10 +282,7 @@ def build_evaluation(config: Config, run_folder: Path) -> Exam:
         own["style"] = runs.style_of(config["model"].get("path"))
     hardware: Hardware = make(config["hardware"])
     policy = load_policy(config, hardware)
-    places = policy.model.config.n_positions
-    if own["max_new_tokens"] >= places:
-        why = f"the model has {places} positions; allowed: at most {places - 1}"
-        raise check.refusal("max_new_tokens", own["max_new_tokens"], why)
+    refuse_longer({"max_new_tokens": own["max_new_tokens"]}, policy.model.config.n_positions)
     return Exam(
         policy=policy,
         tokenized=partial(token_documents, policy),

@@ -19,7 +19,7 @@ import torch
 from annotated_types import Ge, Le
 
 from rookexp import kernel_check
-from rookexp.compiling import compile_fusible, triton_kernels, use_kernels
+from rookexp.compiling import compile_fusible
 from rookexp.errors import ConfigError
 from rookexp.models.gpt2 import GPT2
 from rookexp.models.replays import CudaGraphs, Replays
@@ -96,7 +96,7 @@ class Hardware:
                 f"hardware.memory_gib={memory_gib}: needs hardware.fit=true; without it type hardware.memory_gib=null"
             )
         compile_fusible(None)  # kernels are compared with what PyTorch computes operation by operation
-        self.kernels, self.doubt = find_kernels(kernels, self.device, self.precision)
+        self.kernels, self.doubt = kernel_check.chosen(kernels, self.device, self.precision)
         if compile:
             check_compiler(self.device)
             compile_fusible("cuda")
@@ -227,45 +227,6 @@ def fastest_precision(device_type: str) -> Literal["fp32", "bf16"]:
         # Timed only if it has the instructions: on a busy machine, a timing alone could look as if it had them.
         return "bf16" if cpu_has_bf16() and cpu_bf16_speedup() > PROBE_GAIN else "fp32"
     return "fp32"
-
-
-def find_kernels(asked: str, device: torch.device, precision: str) -> tuple[str, str | None]:
-    """`triton` or `torch`, whose kernels this process uses from now on; where `auto` cannot take `triton`, the reason.
-
-    Raises: ConfigError where `triton` was asked for and does not work.
-    """
-    use_kernels(None)
-    if asked == "torch" or (asked == "auto" and device.type != "cuda"):
-        return "torch", None
-    reason = why_no_kernels(device, torch.bfloat16 if precision == "bf16" else torch.float32)
-    if reason is None:
-        return "triton", None
-    if asked == "triton":
-        raise ConfigError(f"hardware.kernels=triton: {reason}; allowed: auto, torch")
-    return "torch", reason
-
-
-def why_no_kernels(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why the kernels do not work on the device; None where they do, and then they are used from now on."""
-    if device.type != "cuda":
-        return f"needs a CUDA GPU, and this run is on {device.type}"
-    try:
-        kernels = triton_kernels()
-        fault = kernel_check.differing(kernels, device, dtype)
-    except Exception as error:  # a missing Triton or C compiler, an old GPU: each has kinds of its own
-        reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
-        try:
-            if torch.cuda.is_initialized():
-                torch.cuda.synchronize(device)
-        except RuntimeError:  # nothing else would work in this process, either
-            raise ConfigError(
-                f"hardware.kernels: a kernel broke the GPU's context ({reason}); allowed: torch"
-            ) from error
-        return f"Triton does not work here ({reason})"
-    if fault is not None:
-        return f"on this GPU, the kernel `{fault}` does not compute what PyTorch computes"
-    use_kernels(kernels)
-    return None
 
 
 def check_compiler(device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Whether the Triton kernels compute on this GPU what PyTorch computes there."""
+"""The choice between Triton kernels and PyTorch's: the former where they compute on this GPU what the latter do."""
 
 from __future__ import annotations
 
@@ -8,13 +8,53 @@ import torch
 from torch import Tensor
 
 from rookexp import draw, ops
-from rookexp.compiling import Kernels
+from rookexp.compiling import Kernels, triton_kernels, use_kernels
+from rookexp.errors import ConfigError
 from rookexp.models.kv_cache import KVCache
 from rookexp.models.static_cache import StaticCache
 
 ROWS = 24
 VOCABULARIES = (97, 104), (3001, 3008)  # and columns in memory: less than a kernel reads at a time, and more
 BOUND, BOUND_16 = 1e-4, 2e-2  # of a difference, relative to the largest number; the second in 16 bits
+
+
+def chosen(asked: str, device: torch.device, precision: str) -> tuple[str, str | None]:
+    """`triton` or `torch`, whose kernels this process uses from now on; where `auto` cannot take `triton`, the reason.
+
+    Raises: ConfigError where `triton` was asked for and does not work.
+    """
+    use_kernels(None)
+    if asked == "torch" or (asked == "auto" and device.type != "cuda"):
+        return "torch", None
+    reason = why_no_kernels(device, torch.bfloat16 if precision == "bf16" else torch.float32)
+    if reason is None:
+        return "triton", None
+    if asked == "triton":
+        raise ConfigError(f"hardware.kernels=triton: {reason}; allowed: auto, torch")
+    return "torch", reason
+
+
+def why_no_kernels(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why the kernels do not work on the device; None where they do, and then they are used from now on."""
+    if device.type != "cuda":
+        return f"needs a CUDA GPU, and this run is on {device.type}"
+    try:
+        kernels = triton_kernels()
+        fault = differing(kernels, device, dtype)
+    except Exception as error:  # a missing Triton or C compiler, an old GPU: each has kinds of its own
+        reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
+        try:
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize(device)
+        except RuntimeError:  # nothing else would work in this process, either
+            raise ConfigError(
+                f"hardware.kernels=triton: a kernel broke the GPU's context ({reason}); allowed: torch"
+            ) from error
+        return f"Triton does not work here ({reason})"
+    if fault is not None:
+        return f"on this GPU, the kernel `{fault}` does not compute what PyTorch computes"
+    use_kernels(kernels)
+    return None
 
 
 def differing(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> str | None:

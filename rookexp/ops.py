@@ -127,10 +127,10 @@ class _TokenStats(torch.autograd.Function):
                 z = y = None  # freed before the next are allocated
                 z = _logits(hidden[rows], weight)  # (C, V or a little more)
                 y = None if ref_weight is None else _logits(ref_hidden[rows], ref_weight)
+                kernels = kernels_for(z)
+                read = _statistics if kernels is None else kernels.statistics
                 for few, of in _cached(rows, z):
                     ref = None if y is None else y[of, :vocab]
-                    kernels = kernels_for(z)
-                    read = _statistics if kernels is None else kernels.statistics
                     found, norm = read(z[of, :vocab], ref, targets[few], temperature[few], divergence)
                     stats[: len(found), few], norms[: len(norm), :, few] = found, norm
         # Backward begins with the last chunk: keeping its logits saves computing them again, and the peak memory is
@@ -157,12 +157,12 @@ class _TokenStats(torch.autograd.Function):
             z = _logits(hidden[rows], weight) if z is None else z  # overwritten by its gradient; 0 in columns past V
             if ref_weight is not None:
                 y = _logits(ref_hidden[rows], ref_weight) if y is None else y
+            kernels = kernels_for(z)
+            overwrite = _to_gradient if kernels is None else kernels.to_gradient
             for few, of in _cached(rows, z):
                 ref = None if ref_weight is None else y[of, :vocab]
                 known = targets[few], temperature[few], stats[:, few, None], norms[:, :, few]
                 given = tuple(None if grad is None else grad[few, None] for grad in grads[:3])
-                kernels = kernels_for(z)
-                overwrite = _to_gradient if kernels is None else kernels.to_gradient
                 overwrite(z[of, :vocab], ref, *known, given, ctx.divergence)
             if hidden_grad is not None:
                 hidden_grad[rows] = z @ weight

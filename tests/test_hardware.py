@@ -19,7 +19,7 @@ import pytest
 import tiny
 import torch
 
-from rookexp import build, hardware, tokenizers
+from rookexp import build, hardware, kernel_check, tokenizers
 from rookexp.config import check, composing
 from rookexp.errors import ConfigError
 from rookexp.hardware import Hardware
@@ -126,23 +126,23 @@ def test_kernels_are_tritons_on_a_gpu_where_they_work(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found: list[Any] = []
-    monkeypatch.setattr(hardware, "use_kernels", found.append)
+    monkeypatch.setattr(kernel_check, "use_kernels", found.append)
     assert Hardware(**CPU).kernels == "torch"
     with pytest.raises(
         ConfigError, match=r"hardware\.kernels=triton: needs a CUDA GPU, .* on cpu; allowed: auto, torch"
     ):
         Hardware(**CPU | {"kernels": "triton"})
     kernels = Mock()
-    monkeypatch.setattr(hardware, "triton_kernels", lambda: kernels)
+    monkeypatch.setattr(kernel_check, "triton_kernels", lambda: kernels)
     monkeypatch.setattr(hardware, "find_device", lambda device: "cuda")
     asked: list[Any] = []
-    monkeypatch.setattr(hardware.kernel_check, "differing", lambda *given: asked.append(given))
+    monkeypatch.setattr(kernel_check, "differing", lambda *given: asked.append(given))
     here = Hardware(**CPU)
     assert (here.kernels, here.doubt, asked) == ("triton", None, [(kernels, torch.device("cuda"), torch.float32)])
     assert found[-1] is kernels
     here = Hardware(**CPU | {"kernels": "torch"})
     assert (here.kernels, here.doubt, found[-1]) == ("torch", None, None)
-    monkeypatch.setattr(hardware.kernel_check, "differing", lambda *given: "draw")
+    monkeypatch.setattr(kernel_check, "differing", lambda *given: "draw")
     here = Hardware(**CPU)
     told = "on this GPU, the kernel `draw` does not compute what PyTorch computes"
     assert (here.kernels, here.doubt, found[-1]) == ("torch", told, None)
@@ -156,7 +156,7 @@ def test_kernels_are_tritons_on_a_gpu_where_they_work(
     def broken(*given: Any) -> None:
         raise RuntimeError("Failed to find C compiler.\nand a page more")
 
-    monkeypatch.setattr(hardware.kernel_check, "differing", broken)
+    monkeypatch.setattr(kernel_check, "differing", broken)
     assert Hardware(**CPU).doubt == "Triton does not work here (RuntimeError: Failed to find C compiler.)"
     with pytest.raises(ConfigError) as error:
         Hardware(**CPU | {"kernels": "triton"})

@@ -49,7 +49,7 @@ def test_a_list_has_its_values_in_order_and_goes_back_to_what_was_typed(text: st
     assert [*parse(*(t for p in points for t in found.overrides(p))).fixed] == found.overrides(points[-1])
     for point in points:
         again = space.parse([found.overrides(point)[0] + ",other"], None).params[0]
-        assert space._same(again.values[0], point[param.key])
+        assert space.same(again.values[0], point[param.key])
         assert param.distribution()._contains(param.distribution().to_internal_repr(point[param.key]))
 
 

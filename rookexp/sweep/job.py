@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rookexp.errors import ConfigError, RunPruned
-from rookexp.run_folder.run_info import CONFIG, TRIAL
+from rookexp.run_folder.run_info import TRIAL
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -41,30 +41,6 @@ def at_work(folder: Path) -> Iterator[Trial | None]:
 
     with liveness.locked(lock_of(folder)):
         yield trial
-
-
-def refuse_foreign(folder: Path, point: Mapping[str, Any], seed: int) -> None:
-    """Raises: ConfigError where a job's folder holds a run of another point or seed, or one of no sweep of ours."""
-    try:
-        if not (folder / TRIAL).is_file():
-            alike = not (folder / CONFIG).is_file()
-        else:
-            note = json.loads((folder / TRIAL).read_text(encoding="utf-8"))
-            had = note["params"]
-            alike = note["seed"] == seed and list(had) == list(point) and all(_same(had[k], point[k]) for k in point)
-    except (ValueError, KeyError, TypeError):  # damaged
-        alike = False
-    if not alike:
-        words = " ".join(f"{key}={value}" for key, value in point.items())
-        raise ConfigError(
-            f"{folder}: holds another run than that of {words} seed={seed}; move it away, or type another name for "
-            "this sweep, as in sweep.study_name=NAME"
-        )
-
-
-def _same(a: Any, b: Any) -> bool:
-    numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in (a, b))
-    return math.isclose(a, b, rel_tol=1e-9) if numbers else bool(a == b)
 
 
 @contextmanager

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import optuna
 import yaml
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from rookexp.config import check
 from rookexp.errors import ConfigError
 from rookexp.files import write_atomic
-from rookexp.run_folder import runs
-from rookexp.run_folder.run_info import SWEEP
+from rookexp.run_folder import run_info, runs
+from rookexp.run_folder.run_info import SWEEP, TRIAL
 from rookexp.sweep import outcome
 from rookexp.sweep.liveness import Worker
 from rookexp.sweep.plan import Plan
+from rookexp.sweep.space import Point, same
 from rookexp.sweep.storage import JOURNAL, storage_of
 from rookexp.sweep.study import REASON, VOID, Book, point_of, whole
 
@@ -90,6 +93,24 @@ def refuse_other(plan: Plan, before: Mapping[str, Any], *, aims: bool) -> None:
                 differs.append(f"{key} was {old.get(key, 'absent')}, now {new.get(key, 'absent')}")
     if differs:
         raise ConfigError(f"{plan.folder} holds another sweep: {'; '.join(differs)}; {ANOTHER_NAME}")
+
+
+def refuse_foreign(folder: Path, point: Point, seed: int) -> None:
+    """Raises: ConfigError where a job's folder holds a run of another point or seed, or one of no sweep of ours."""
+    try:
+        if not (folder / TRIAL).is_file():
+            alike = not (folder / run_info.CONFIG).is_file()
+        else:
+            note = json.loads((folder / TRIAL).read_text(encoding="utf-8"))
+            had = note["params"]
+            alike = note["seed"] == seed and list(had) == list(point) and all(same(had[k], point[k]) for k in point)
+    except (ValueError, KeyError, TypeError):  # damaged
+        alike = False
+    if not alike:
+        words = " ".join(f"{key}={check.spell(value)}" for key, value in point.items())
+        raise ConfigError(
+            f"{folder}: holds another run than that of {words} seed={seed}; move it away, or {ANOTHER_NAME}"
+        )
 
 
 def refuse_outside(plan: Plan, before: Mapping[str, Any], old: Book, again: Sequence[int]) -> None:

@@ -54,7 +54,7 @@ class Listed:
 
     def holds(self, value: Scalar) -> bool:
         """Whether the value is listed."""
-        return any(_same(own, value) for own in self.values)
+        return any(same(own, value) for own in self.values)
 
     def distribution(self) -> BaseDistribution:
         """The parameter as an Optuna distribution."""
@@ -69,7 +69,7 @@ class Listed:
         return kind(low, high, step=abs(self.step))
 
     def _index(self, value: Scalar) -> int:
-        return next(i for i, own in enumerate(self.values) if _same(own, value))
+        return next(i for i, own in enumerate(self.values) if same(own, value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,7 @@ def param_of(override: Override) -> Param:
         listed = shuffled(sweep.list, sweep.shuffle) if isinstance(sweep, ChoiceSweep) else override.sweep_iterator()
         items: dict[str, Scalar] = {}
         for item in listed:
-            if any(_same(plain(item), value) for value in items.values()):  # 1 and 1.0 are one point
+            if any(same(plain(item), value) for value in items.values()):  # 1 and 1.0 are one point
                 continue
             if plain(item) in items.values():
                 raise check.refusal(key, declared, "a study cannot tell true from 1 and false from 0; leave one out")
@@ -262,7 +262,8 @@ def plain(item: Any) -> Scalar:
     return item if isinstance(item, int | float | bool | str) else str(Transformer.str(item))
 
 
-def _same(one: Scalar, other: Scalar) -> bool:
+def same(one: Scalar, other: Scalar) -> bool:
+    """Whether two values are one, up to a rounding error."""
     if isinstance(one, float) and isinstance(other, int | float):
         return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-15)
     return one == other and isinstance(one, bool) == isinstance(other, bool)

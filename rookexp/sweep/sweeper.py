@@ -148,7 +148,7 @@ class Sweep:
         point = self.plan.space.snapped(trial.params)
         for place, (number, seed) in enumerate(zip(self.plan.jobs(trial.number), self.plan.seeds, strict=True)):
             folder = self.plan.job_folder(number)
-            job.refuse_foreign(folder, point, seed)
+            opening.refuse_foreign(folder, point, seed)
             if outcome.read(folder).status in outcome.ENDED:
                 continue
             # The sweep's folder as a value, because a recipe that varies sets the task_name after which it is called.
