@@ -101,7 +101,7 @@ def test_two_runs_are_told_what_differs_and_that_one_seed_shows_nothing(tmp_path
     [
         ((0.7, 0.72, 0.68), "higher, and more than noise. 3 seeds show that only if differences are about normal"),
         ((0.9, 0.5, 0.2), "within noise. That is not equality; a difference of"),
-        ((0.5, 0.5, 0.5), ": identical. The setting has no effect here"),
+        ((0.5, 0.5, 0.5), ": identical. The setting does not change this figure here"),
         ((0.7,) * 3, "+0.200, the same for each seed, sign-flip p 0.25. Equal differences have no spread to judge by."),
         ((0.7, 0.6), "sign-flip p 0.5. Two seeds are too few to tell; run 3 or more."),
     ],

@@ -135,7 +135,7 @@ def _judged(base: Point, other: Point, figure: str, found: Difference | str | No
     if found.n == 1:
         return f"{amount}. Whether that is more than noise cannot be told; run 3 seeds or more."
     if found.said == "identical":
-        return f"{amount}: identical. The setting has no effect here, or is not read."
+        return f"{amount}: identical. The setting does not change this figure here."
     test = f"{amount}, {_rests(found, 'seed')}"
     if found.said == "cannot tell":
         few = found.n < statistics.MIN_SEEDS
