@@ -5,22 +5,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
 
-from rookexp import aggregation, asking, chess_text, fitting, kl, session
+from rookexp import aggregation, asking, fitting, kl, session
 from rookexp.config import across, check, nodes
 from rookexp.config.nodes import Config, make, without
 from rookexp.draw import Sampling
 from rookexp.errors import ConfigError, DataError
 from rookexp.examination.exam import Exam
-from rookexp.examination.heldout import read_documents
+from rookexp.examination.heldout import read_documents, token_documents
 from rookexp.hardware import Hardware
 from rookexp.models import weights
-from rookexp.objectives import likelihood
+from rookexp.objectives.likelihood import NextToken
 from rookexp.per_task_sampling import ALLOWED, changed, own_lengths, own_sampling, shared_sampling
 from rookexp.policies import Pretrained, sanity_warnings
 from rookexp.returns import no_stages
@@ -41,7 +40,7 @@ GIVEN = {
     "eval": ("own_lengths",),
     "track": ("folder", "first_step", "total_steps"),
 }
-EXAM_GIVEN = ("policy", "tokenized", "autocast", "head_chunk", "name", "folder", "record")
+EXAM_GIVEN = ("policy", "autocast", "head_chunk", "name", "folder", "record")
 # Keys that belong to a group by their meaning but are not parameters of the group's target.
 ALSO: dict[str, dict[str, Any]] = {
     "grpo": {
@@ -225,7 +224,7 @@ def build_pretraining(config: Config, run_folder: Path) -> session.Training:
     policy = load_policy(config, hardware)
     print(introduced(policy, hardware), flush=True)
     train, validation = (token_documents(policy, *part) for part in zip(files, texts, strict=True))
-    objective = likelihood.NextToken(
+    objective = NextToken(
         policy=policy.model,
         documents=train,
         batch_documents=run.batch_documents,
@@ -255,23 +254,6 @@ def build_pretraining(config: Config, run_folder: Path) -> session.Training:
     )
 
 
-def token_documents(policy: Pretrained, file: Path, texts: Sequence[str]) -> likelihood.Documents:
-    """The texts of a file as tokens, each followed by end-of-text, with the number of its prompt tokens.
-
-    Raises: DataError if there are no texts; ConfigError if one is longer than the model's positions allow.
-    """
-    if not texts:
-        raise DataError(f"{file}: empty; make it with `python -m rookexp.data`")
-    cuts = [len(chess_text.prompt_of(text)) for text in texts]
-    eot_id, places = policy.tokenizer.eot_id, policy.model.config.n_positions
-    found = likelihood.Documents(([*ids, eot_id], prompt) for ids, prompt in policy.tokenizer.encode_cut(texts, cuts))
-    longest = int(found.lengths.max())
-    if longest > places + 1:  # the last token is only predicted, never an input
-        said = f"{file}: a document takes {longest - 1} positions, and the model has {places}"
-        raise ConfigError(f"{said}; leave such out, or take a model with more, by model.n_positions if it is a new one")
-    return found
-
-
 def build_evaluation(config: Config, run_folder: Path) -> Exam:
     """The evaluation of conf/evaluate.yaml, checked and built.
 
@@ -285,7 +267,6 @@ def build_evaluation(config: Config, run_folder: Path) -> Exam:
     refuse_longer({"max_new_tokens": own["max_new_tokens"]}, policy.model.config.n_positions)
     return Exam(
         policy=policy,
-        tokenized=partial(token_documents, policy),
         autocast=hardware.autocast,
         head_chunk=hardware.head_chunk,
         name=f"{config['model'].get('path', config['model']['_target_'])}, {hardware.precision}, {own['style']}",

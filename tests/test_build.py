@@ -2,41 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from rookexp import asking, build, tokenizers
+from rookexp import asking, build
 from rookexp.config import across
 from rookexp.draw import Sampling
 from rookexp.errors import ConfigError, DataError
 from rookexp.types import Prompt
-
-CORPUS = Path("corpus/train.txt")
-
-
-def tokenized(texts: list[str], places: int) -> Any:
-    config = SimpleNamespace(n_positions=places)
-    policy = SimpleNamespace(tokenizer=tokenizers.characters(), model=SimpleNamespace(config=config))
-    return build.token_documents(policy, CORPUS, texts)  # type: ignore[arg-type]
-
-
-def test_documents_are_their_tokens_and_an_end_with_their_prompts_counted() -> None:
-    texts = ["P: 8/8 w  M: a1a2 E: 1 B: a1a2", "L: 8/8 M:", "A: no prompt"]
-    found, letters = tokenized(texts, 99), tokenizers.characters()
-    assert found.flat.tolist() == [i for text in texts for i in (*letters.encode(text), letters.eot_id)]
-    assert found.lengths.tolist() == [len(text) + 1 for text in texts]
-    assert found.prompt_lengths.tolist() == [texts[0].index("M:") + 2, len(texts[1]), 0]
-
-
-def test_a_document_may_fill_every_position_and_have_its_end_beyond() -> None:
-    assert tokenized(["P: 8/8 M: ", "A: x"], 10).lengths.tolist() == [11, 5]
-    with pytest.raises(ConfigError, match=rf"{CORPUS}: a document takes 10 positions, and the model has 9; leave"):
-        tokenized(["P: 8/8 M: ", "A: x"], 9)
-    with pytest.raises(DataError, match=rf"{CORPUS}: empty; make it"):
-        tokenized([], 10)
 
 
 def test_a_step_has_as_many_minibatches_as_rows_at_most() -> None:
