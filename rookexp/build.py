@@ -24,7 +24,13 @@ from rookexp.per_task_sampling import ALLOWED, changed, own_lengths, own_samplin
 from rookexp.policies import Pretrained, sanity_warnings
 from rookexp.returns import no_stages
 from rookexp.run_folder import run_info, runs
-from rookexp.run_folder.resume_checks import resolved_hardware, tell_other_engines, tell_other_hardware
+from rookexp.run_folder.resume_checks import (
+    Start,
+    find_start,
+    resolved_hardware,
+    tell_other_engines,
+    tell_other_hardware,
+)
 from rookexp.self_check.rehearsal import Subject
 from rookexp.tasks.mixed import notes_of
 from rookexp.track import FanOut, JsonlTracker, Tracker
@@ -105,7 +111,7 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
     Raises: ConfigError, DataError or EngineError for what cannot be built.
     """
     run = check_config(config)
-    start = session.find_start(run.resume, run.steps, run_folder)
+    start = find_start(run.resume, run.steps, run_folder)
     grpo, hardware = config["grpo"], make(config["hardware"])
     if start.checkpoint is not None:
         fitting.refuse_another_batch(hardware, grpo["prompts_per_step"], run_folder)
@@ -213,7 +219,7 @@ def build_pretraining(config: Config, run_folder: Path) -> session.Training:
     Raises: ConfigError or DataError for what cannot be built.
     """
     run = Pretraining(**check_groups(config, PRETRAIN_GROUPS, Pretraining))
-    start = session.find_start(run.resume, run.steps, run_folder)
+    start = find_start(run.resume, run.steps, run_folder)
     files = [Path(run.corpus).expanduser() / name for name in ("train.txt", "validation.txt")]
     texts = [read_documents(file) for file in files]
     if len(texts[1]) < run.validation_documents:
@@ -291,7 +297,7 @@ def introduced(policy: Pretrained, hardware: Hardware) -> str:
     return f"{count / 1e6:.2f} M parameters in {here['precision']} on {here['device']} ({here['device_name']}{threads})"
 
 
-def build_tracker(config: Config, run_folder: Path, start: session.Start, steps: int) -> FanOut:
+def build_tracker(config: Config, run_folder: Path, start: Start, steps: int) -> FanOut:
     """The trackers of conf/track as one; a resumed run logs from the step after its checkpoint.
 
     Raises: ConfigError if none of them writes metrics.jsonl.
