@@ -11,9 +11,8 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge
 
 from rookexp import aggregation, asking, fitting, kl, session
-from rookexp.config import across, check, nodes
+from rookexp.config import across, nodes
 from rookexp.config.nodes import Config, make, without
-from rookexp.draw import Sampling
 from rookexp.errors import ConfigError, DataError
 from rookexp.examination.exam import Exam
 from rookexp.examination.heldout import read_documents, token_documents
@@ -122,7 +121,7 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
         raise no_stages(baseline, reward)
     policy = load_policy(config, hardware)
     print(introduced(policy, hardware), flush=True)
-    vocab = policy.model.config.vocab_size
+    vocab, n_positions = policy.model.config.vocab_size, policy.model.config.n_positions
     if grpo["top_k"] is not None and grpo["top_k"] >= vocab:
         print(f"note: grpo.top_k={grpo['top_k']} changes nothing: the model has {vocab} tokens", flush=True)
     objects = {
@@ -153,7 +152,7 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
             tracker.log_completions(step, [{"kind": "sampled", **row} for row in rows])
 
     own = own_sampling(task, objects["sampling"])
-    check_lengths(config, own, policy.model.config.n_positions)
+    across.check_lengths(config, own, n_positions)
     objects |= {"own_sampling": own, "own_lengths": own_lengths(own, objects["sampling"])}
     objective = make(without(grpo, ALSO["grpo"]), task=task, on_completions=on_completions, **objects)
     prompts = asking.evaluation_prompts(config, task, objects)
@@ -170,8 +169,7 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
         return True
 
     batch = fitting.Batch(grpo["prompts_per_step"], grpo["group_size"], grpo["minibatches"], can_ask)
-    places = policy.model.config.n_positions
-    finder = fitting.for_rollouts(hardware, objective.source, greedy, range(run.steps), places, batch)
+    finder = fitting.for_rollouts(hardware, objective.source, greedy, range(run.steps), n_positions, batch)
 
     def evaluate(step: int) -> dict[str, float]:
         metrics: dict[str, float] = greedy(step)
@@ -197,20 +195,6 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
     )
     subject = Subject(objective, training.trainer, greedy, policy.tokenizer, start.step)
     return replace(training, subject=subject, engines=engines)
-
-
-def check_lengths(config: Config, own: Mapping[str, Sampling], places: int) -> None:
-    """Raises: ConfigError for a `max_new_tokens`, by which a loss may be divided, that leaves no room for a prompt."""
-    lengths = {f"{key}.max_new_tokens": config[key].get("max_new_tokens", 1) for key in ("grpo", "eval")}
-    lengths |= {f"task.sampling.{kind}.max_new_tokens": way.max_new_tokens for kind, way in own.items()}
-    refuse_longer(lengths, places)
-
-
-def refuse_longer(lengths: Mapping[str, int], places: int) -> None:
-    """Raises: ConfigError naming the key of a completion's length that the model's positions do not hold."""
-    for key, length in lengths.items():
-        if length >= places:
-            raise check.refusal(key, length, f"the model has {places} positions; allowed: at most {places - 1}")
 
 
 def build_pretraining(config: Config, run_folder: Path) -> session.Training:
@@ -270,7 +254,7 @@ def build_evaluation(config: Config, run_folder: Path) -> Exam:
         own["style"] = runs.style_of(config["model"].get("path"))
     hardware: Hardware = make(config["hardware"])
     policy = load_policy(config, hardware)
-    refuse_longer({"max_new_tokens": own["max_new_tokens"]}, policy.model.config.n_positions)
+    across.refuse_longer({"max_new_tokens": own["max_new_tokens"]}, policy.model.config.n_positions)
     return Exam(
         policy=policy,
         autocast=hardware.autocast,

@@ -1,4 +1,4 @@
-"""What is refused before anything is built, and what the parts of a run are given."""
+"""What the evaluation asks, and what the parts of a run are given."""
 
 from __future__ import annotations
 
@@ -6,37 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from rookexp import asking, build
-from rookexp.config import across
-from rookexp.draw import Sampling
+from rookexp import asking
 from rookexp.errors import ConfigError, DataError
 from rookexp.types import Prompt
-
-
-def test_a_step_has_as_many_minibatches_as_rows_at_most() -> None:
-    across.check_rows({"prompts_per_step": 3, "group_size": 4, "minibatches": 12})
-    with pytest.raises(ConfigError, match=r"grpo\.minibatches=13: allowed: at most the 12 rows of a step"):
-        across.check_rows({"prompts_per_step": 3, "group_size": 4, "minibatches": 13})
-
-
-def test_a_way_back_after_the_last_step_is_refused() -> None:
-    for reference in ({"at": 3}, {"every": 9}, {}):
-        across.check_moment(reference, 3)
-    with pytest.raises(
-        ConfigError, match=r"reference\.at=4: it would never come: the run ends with steps=3; allowed: 1 to 3"
-    ):
-        across.check_moment({"at": 4}, 3)
-
-
-def test_completions_that_no_prompt_leaves_room_for_are_refused() -> None:
-    way = Sampling(temperature=1.0, top_k=None, top_p=None, max_new_tokens=16)
-    config: dict[str, dict[str, int]] = {"grpo": {"max_new_tokens": 15}, "eval": {"max_new_tokens": 15}}
-    build.check_lengths(config, {}, 16)
-    build.check_lengths({"grpo": {"max_new_tokens": 15}, "eval": {}}, {}, 16)
-    with pytest.raises(ConfigError, match=r"^eval\.max_new_tokens=16: the model has 16 positions; allowed: .* 15$"):
-        build.check_lengths(config | {"eval": {"max_new_tokens": 16}}, {}, 16)
-    with pytest.raises(ConfigError, match=r"^task\.sampling\.A\.max_new_tokens=16: "):
-        build.check_lengths(config, {"A": way}, 16)
 
 
 class Positions:
