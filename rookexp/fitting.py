@@ -172,9 +172,9 @@ class Finder:
 
 
 def for_rollouts(
-    hardware: Hardware, source: RolloutSource, greedy: Greedy, steps: range, places: int, batch: Batch
+    hardware: Hardware, source: RolloutSource, greedy: Greedy, steps: range, n_positions: int, batch: Batch
 ) -> Finder | None:
-    """A finder for groups of completions in a model with `places` positions, for the prompts of all `steps`.
+    """A finder for groups of completions in a model with `n_positions`, for the prompts of all `steps`.
 
     The worst case is the longest prompt with a completion of full length; if the model has no room for both, the prompt
     is shortened, because rows share it. None if `hardware.fit` is false.
@@ -184,10 +184,10 @@ def for_rollouts(
     asked = [source.task.select(step) for step in steps]
     lengths = [[len(prompt.ids) for prompt in prompts] for prompts in asked]
     ways = {source.sampling_of(prompt) for prompts in asked for prompt in prompts}
-    completion = min(max(way.max_new_tokens for way in ways), places - min(map(min, lengths)))
+    completion = min(max(way.max_new_tokens for way in ways), n_positions - min(map(min, lengths)))
     case = WorstCase(
         rows=-(-max(map(len, asked)) * source.group_size // batch.minibatches),
-        prompt=min(max(map(max, lengths)), places - completion),
+        prompt=min(max(map(max, lengths)), n_positions - completion),
         completion=completion,
         per_prompt=max(1, source.group_size // batch.minibatches),
         temperature=source.sampling.temperature,
@@ -196,8 +196,8 @@ def for_rollouts(
     def decoding(
         what: Literal["sampling", "evaluation"], count: int, ids: Sequence[int], group: int, way: Sampling
     ) -> Decoding:
-        room = min(way.max_new_tokens, places - min(ids))
-        return Decoding(what, count, group, min(max(ids), places - room), replace(way, max_new_tokens=room))
+        room = min(way.max_new_tokens, n_positions - min(ids))
+        return Decoding(what, count, group, min(max(ids), n_positions - room), replace(way, max_new_tokens=room))
 
     sampled = [
         decoding("sampling", len(some), [own[p] for p in some], source.group_size, way)
