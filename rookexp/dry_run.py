@@ -10,7 +10,7 @@ from rookexp import asking, build, chess_text, per_task_sampling, policies
 from rookexp.config.nodes import Config
 from rookexp.errors import CheckupFailed, RookexpError
 from rookexp.models import hub, weights
-from rookexp.self_check.rehearsal import golds_of
+from rookexp.self_check.golds import golds_of
 from rookexp.tasks.mixed import Phases, notes_of, subtasks
 from rookexp.tasks.positions import position_key
 from rookexp.tokenizers import Tokenizer

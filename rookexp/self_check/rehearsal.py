@@ -9,30 +9,22 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from rookexp import generate, per_task_sampling
-from rookexp.errors import ConfigError
 from rookexp.evaluation import Greedy
 from rookexp.objectives.grpo import GRPO
+from rookexp.self_check.golds import golds_of
 from rookexp.self_check.reciter import Reciter
 from rookexp.trainer import Trainer
-from rookexp.types import Experience, Prompt, Reward, Scores, Tokenizer, described
+from rookexp.types import Experience, Prompt, Reward, Scores, Tokenizer
 
 Part = TypeVar("Part")
 SURE = 0.01  # nats a token; a policy with a higher mean log-prob than -SURE is sure
-
-
-@runtime_checkable
-class Answers(Protocol):
-    """A task, or a reward, that knows right answers."""
-
-    def gold(self, prompt: Prompt) -> str | None:
-        """A completion of the prompt that earns the highest possible reward; None where only another part knows one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,26 +265,6 @@ class _Asked:
     def select(self, step: int) -> tuple[Prompt, ...]:
         """All of them."""
         return self.prompts
-
-
-def golds_of(prompts: Sequence[Prompt], reward: Reward, task: Any) -> tuple[tuple[Prompt, str], ...]:
-    """Each prompt with the reward's gold answer, if it has one, else the task's; prompts with neither are left out.
-
-    Raises: ConfigError for an answer that is no text, as user code may give.
-    """
-    knowing = [part for part in (reward, task) if isinstance(part, Answers)]
-
-    def gold_of(prompt: Prompt) -> str | None:
-        for part in knowing:
-            gold: Any = part.gold(prompt)
-            if gold is not None and not isinstance(gold, str):
-                raise ConfigError(f"{type(part).__name__}.gold gave {described(gold)}; wanted: a text, or None")
-            if gold is not None:
-                return gold
-        return None
-
-    answers = map(gold_of, prompts)
-    return tuple((prompt, answer) for prompt, answer in zip(prompts, answers, strict=True) if answer is not None)
 
 
 def gap(one: Tensor, other: Tensor) -> float:
