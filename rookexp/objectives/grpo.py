@@ -24,7 +24,7 @@ from rookexp.draw import Sampling
 from rookexp.errors import ConfigError
 from rookexp.objectives.completion_positions import completions_of
 from rookexp.objectives.critic import ValueHead
-from rookexp.objectives.rollout_metrics import completion_rows, rollout_metrics
+from rookexp.objectives.rollout_metrics import completion_rows, kl_share_of_rewards, rollout_metrics
 from rookexp.objectives.rollouts import RolloutSource, SamplingPolicy, Task
 from rookexp.reference import Sync
 from rookexp.returns import Advantages, Baseline, TokenRewards
@@ -154,9 +154,11 @@ class GRPO:
             experience = replace(experience, logprobs=seen["logprobs"])
         found = self._advantages(rollouts, scores, kept, seen)
         if self.kl_in_reward and self.reference is not None:
-            pays = self._pays_kl() and bool(kept.any())
-            rewards = scores.rewards.to(kept.device)
-            metrics["kl_share"] = self._share_of_rewards(rewards[kept], seen["kl"][kept]) if pays else 0.0
+            metrics["kl_share"] = 0.0
+            if self._pays_kl() and kept.any():
+                penalties = self.coefficient.now() * seen["kl"][kept].sum(1)
+                outcomes = scores.rewards.to(kept.device)[kept]
+                metrics["kl_share"] = kl_share_of_rewards(penalties, outcomes, self.group_size)
         experience = replace(experience, advantages=found.advantages)
         if found.returns is not None:
             explained = returns.explained_variance(seen["values"], found.returns, rollouts.mask)
@@ -230,22 +232,6 @@ class GRPO:
         limit = self.advantage_clip
         advantages = found.advantages if limit is None else found.advantages.clamp(-limit, limit)
         return Advantages(whole(advantages), None if found.returns is None else whole(found.returns))
-
-    def _share_of_rewards(self, outcomes: Float[Tensor, " n"], kl_nats: Float[Tensor, "n t"]) -> float:
-        """a / (a + b) for the spreads of the divergences in the reward (a) and of the outcome rewards (b); 0 if a is 0.
-
-        Spread: the mean |x - mean| within a group, or within the step for groups of one. Whatever the baseline divides
-        by divides both.
-        """
-        paid = self.coefficient.now() * kl_nats.sum(1)
-        size = self.group_size if self.group_size > 1 else len(paid)
-
-        def spread(x: Float[Tensor, " n"]) -> float:
-            groups = x.view(-1, size)
-            return float((groups - groups.mean(1, keepdim=True)).abs().mean())
-
-        a, b = spread(paid), spread(outcomes)
-        return a / (a + b) if a else 0.0
 
     def _pays_kl(self) -> bool:
         """Whether this step's rewards include the divergence, with a coefficient above 0."""
