@@ -67,8 +67,6 @@ class GRPO:
     def __post_init__(self) -> None:
         self._refuse_what_cannot_work()
         self.max_new_tokens = max(each.max_new_tokens for each in (self.sampling, *self.own_sampling.values()))
-        self.kl_in_reward = self.kl_placement == "reward"
-        self.mask_truncated = self.truncated == "masked"
         self.source = RolloutSource(
             policy=self.policy,
             tokenizer=self.tokenizer,
@@ -153,7 +151,7 @@ class GRPO:
             metrics["sampler/abs_logprob_error"] = float(error)
             experience = replace(experience, logprobs=seen["logprobs"])
         found = self._advantages(rollouts, scores, kept, seen)
-        if self.kl_in_reward and self.reference is not None:
+        if self.kl_placement == "reward" and self.reference is not None:
             metrics["kl_share"] = 0.0
             if self._pays_kl() and kept.any():
                 penalties = self.coefficient.now() * seen["kl"][kept].sum(1)
@@ -171,7 +169,7 @@ class GRPO:
     def _experience(self, rollouts: Rollouts, kept: Bool[Tensor, " n"]) -> Experience:
         """The rollouts, with weights on the kept rows' completion tokens; advantages, values and returns are 0."""
         # Overlong filtering: a truncated row counts in N, without a weight (DAPO, arXiv 2503.14476, section 3.4).
-        mask = rollouts.mask & ~rollouts.truncated[:, None] if self.mask_truncated else rollouts.mask
+        mask = rollouts.mask & ~rollouts.truncated[:, None] if self.truncated == "masked" else rollouts.mask
         zeros = torch.zeros_like(rollouts.logprobs)
         weights = zeros.clone()
         if kept.any():
@@ -235,7 +233,7 @@ class GRPO:
 
     def _pays_kl(self) -> bool:
         """Whether this step's rewards include the divergence, with a coefficient above 0."""
-        return self.kl_in_reward and self.coefficient.now() > 0
+        return self.kl_placement == "reward" and self.coefficient.now() > 0
 
     @torch.no_grad()
     def _training_forward(self, experience: Experience, mask: Tensor) -> dict[str, Tensor]:
@@ -280,7 +278,7 @@ class GRPO:
         row = at // (micro.tokens.shape[1] - 1)
         logprobs, entropy, now = stats.logprobs, stats.entropy, stats.logprobs.detach()
         old = now if self.single_update and not self.exact_sampler else sampled
-        beta = 0.0 if self.kl_in_reward else self.coefficient.now()
+        beta = 0.0 if self.kl_placement == "reward" else self.coefficient.now()
 
         terms = {"policy": ops.weighted_sum(self.policy_loss.per_token(logprobs, old, advantages, row), weights)}
         if stats.ref is not None and beta:
@@ -353,7 +351,7 @@ class GRPO:
         tokens = round(metrics["completions/mean_length"] * self.rows)  # including those without a weight
         self.coefficient.observe(kl_nats, tokens=tokens, rows=self.rows)
         self.reference_sync.update(step + 1, cast("nn.Module", self.reference), cast("nn.Module", self.policy))
-        if kl_nats is None or self.kl_in_reward:  # None: no token counted, as every group was dropped
+        if kl_nats is None or self.kl_placement == "reward":  # None: no token counted, as every group was dropped
             return {"kl_coef": beta}
         penalty = beta * kl_nats
         pull = penalty + metrics["advantage/abs_mean"]

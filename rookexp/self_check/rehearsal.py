@@ -116,7 +116,7 @@ class Rehearsal:
             source=altered(source, **same | fixed | of_source),
             baseline=copy.deepcopy(self.own.baseline),
             dead_groups="kept",
-            mask_truncated=False,
+            truncated="kept",
             exact_sampler=True,
             on_completions=lambda step, rows: None,
             **same,
@@ -154,7 +154,7 @@ class Rehearsal:
         rows = range(self.rows)
         said = [scripts[p * self.rows + g] for some, _ in own.batches(self.prompts) for p in some for g in rows]
         objective = self.objective(policy=Reciter(self.policy, said), **whole)
-        objective.kl_in_reward, objective.advantage_clip = False, None  # so that advantages are of rewards alone
+        objective.kl_placement, objective.advantage_clip = "loss", None  # so that advantages are of rewards alone
         experience = objective.collect(self.subject.step)[0]
         return Recital(tuple(scripts), experience, tuple(reward.texts), tuple(reward.rewards))
 
