@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from rookexp import kl, losses, ops, returns
 from rookexp.coefficients import Coefficient
 from rookexp.draw import Sampling
-from rookexp.errors import ConfigError
 from rookexp.objectives.completion_positions import completions_of
 from rookexp.objectives.critic import ValueHead
+from rookexp.objectives.grpo_choices import refuse_contradictions
 from rookexp.objectives.rollout_metrics import completion_rows, kl_share_of_rewards, rollout_metrics
 from rookexp.objectives.rollouts import RolloutSource, SamplingPolicy, Task
 from rookexp.reference import Sync
@@ -65,7 +65,7 @@ class GRPO:
     on_completions: Callable[[int, Sequence[dict[str, Any]]], None]
 
     def __post_init__(self) -> None:
-        self._refuse_what_cannot_work()
+        refuse_contradictions(self)
         self.max_new_tokens = max(each.max_new_tokens for each in (self.sampling, *self.own_sampling.values()))
         self.source = RolloutSource(
             policy=self.policy,
@@ -97,34 +97,6 @@ class GRPO:
             self.value_head = ValueHead(self.policy.head_weight.shape[1]).to(self.policy.head_weight.device)
             self.modules["value_head"] = self.value_head
             self.heads[self.value_head] = self.baseline.value_lr
-
-    def _refuse_what_cannot_work(self) -> None:
-        """Checks the choices. Raises: ConfigError for those that contradict each other, with the reason."""
-        if self.group_size == 1 and self.baseline.needs_groups:
-            raise ConfigError(
-                "grpo.group_size=1: a lone completion has no others to be compared with; allowed: 2 or more, "
-                "or a baseline that does not compare (baseline=ema, none, reinforce_pp or gae)"
-            )
-        if self.reference_sync.needed and not self.coefficient.can_be_nonzero:
-            raise ConfigError(
-                f"reference={type(self.reference_sync).__name__} with kl={type(self.coefficient).__name__}: there is "
-                "no reference to go back to; choose reference=never, or a kl that needs one"
-            )
-        if self.policy_loss.whole_rows and not self.baseline.whole_rows:
-            raise ConfigError(
-                f"loss={type(self.policy_loss).__name__} with baseline={type(self.baseline).__name__}: the loss has "
-                "one ratio a completion and needs one advantage a completion, the baseline gives one a token; "
-                "choose loss=gspo_token or clip, or a baseline other than gae, process and reinforce_pp"
-            )
-        keys = {"grpo": self.sampling, **{f"task.sampling.{kind}": each for kind, each in self.own_sampling.items()}}
-        limit, key = min((each.max_new_tokens, f"{key}.max_new_tokens") for key, each in keys.items())
-        if self.overlong_buffer is not None and self.overlong_buffer > limit:
-            raise ConfigError(f"grpo.overlong_buffer={self.overlong_buffer}: allowed: null, or at most {key}={limit}")
-        if self.dead_groups != "kept" and not self.baseline.needs_groups:
-            raise ConfigError(
-                f"grpo.dead_groups={self.dead_groups} with baseline={type(self.baseline).__name__}: it does "
-                "not compare within the group, equal rewards teach, too; allowed: kept, or a baseline that compares"
-            )
 
     # ---- collect ------------------------------------------------------------------------------------------------
 
