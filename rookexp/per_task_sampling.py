@@ -8,12 +8,12 @@ from typing import Annotated, Any, Protocol, runtime_checkable
 
 from annotated_types import Ge, Gt
 
-from rookexp.config import check
+from rookexp.config import check, hints
 from rookexp.draw import Sampling
 from rookexp.errors import ConfigError
 
 # Types of the keys; temperature is above 0 and top_k above 1, as greedy rollouts of a prompt would all be the same.
-ALLOWED: dict[str, Any] = check.type_hints(Sampling) | {
+ALLOWED: dict[str, Any] = hints.type_hints(Sampling) | {
     "temperature": Annotated[float, Gt(0)],
     "top_k": Annotated[int, Ge(2)] | None,
 }
