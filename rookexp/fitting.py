@@ -181,8 +181,8 @@ def for_rollouts(
         return None
     asked = [source.task.select(step) for step in steps]
     lengths = [[len(prompt.ids) for prompt in prompts] for prompts in asked]
-    ways = {source.sampling_of(prompt) for prompts in asked for prompt in prompts}
-    completion = min(max(way.max_new_tokens for way in ways), n_positions - min(map(min, lengths)))
+    samplings = {source.sampling_of(prompt) for prompts in asked for prompt in prompts}
+    completion = min(max(sampling.max_new_tokens for sampling in samplings), n_positions - min(map(min, lengths)))
     case = WorstCase(
         rows=-(-max(map(len, asked)) * source.group_size // batch.minibatches),
         prompt=min(max(map(max, lengths)), n_positions - completion),
@@ -192,15 +192,15 @@ def for_rollouts(
     )
 
     def decoding(
-        what: Literal["sampling", "evaluation"], count: int, ids: Sequence[int], group: int, way: Sampling
+        what: Literal["sampling", "evaluation"], count: int, ids: Sequence[int], group: int, sampling: Sampling
     ) -> Decoding:
-        room = min(way.max_new_tokens, n_positions - min(ids))
-        return Decoding(what, count, group, min(max(ids), n_positions - room), replace(way, max_new_tokens=room))
+        room = min(sampling.max_new_tokens, n_positions - min(ids))
+        return Decoding(what, count, group, min(max(ids), n_positions - room), replace(sampling, max_new_tokens=room))
 
     sampled = [
-        decoding("sampling", len(some), [own[p] for p in some], source.group_size, way)
+        decoding("sampling", len(some), [own[p] for p in some], source.group_size, sampling)
         for prompts, own in zip(asked, lengths, strict=True)
-        for some, way in source.batches(prompts)
+        for some, sampling in source.batches(prompts)
     ]
     decodings = [max(sampled, key=lambda case: case.work)]
     if batches := list(greedy.batches()):

@@ -47,12 +47,12 @@ def own_sampling(task: Any, shared: Sampling) -> dict[str, Sampling]:
         if kinds := own_sampling(inner, shared):
             kind = min(kinds)
             raise ConfigError(f"task.tasks.{name}.sampling.{kind}: not read inside a mix; set task.sampling.{kind}")
-    ways: Mapping[str, Mapping[str, Any]] = task.sampling if isinstance(task, Sampled) else {}
-    for kind in ways:
+    overrides: Mapping[str, Mapping[str, Any]] = task.sampling if isinstance(task, Sampled) else {}
+    for kind in overrides:
         if kind not in task.kinds:
             why = f"no such prompts in this task; allowed in task.sampling: {', '.join(task.kinds)}"
             raise ConfigError(f"task.sampling.{kind}: {why}{check.nearest(kind, task.kinds, 'task.sampling.')}")
-    found = {kind: changed(shared, f"task.sampling.{kind}", changes) for kind, changes in ways.items()}
+    found = {kind: changed(shared, f"task.sampling.{kind}", changes) for kind, changes in overrides.items()}
     return {kind: sampling for kind, sampling in found.items() if sampling != shared}
 
 

@@ -94,12 +94,14 @@ class Rehearsal:
         count = min(size.prompts, len(asked))
         self.prompts = tuple(asked[i * (len(asked) - 1) // max(1, count - 1)] for i in range(count))
         self.rows = min(size.rows, self.own.group_size)
-        ways = [self.own.source.sampling_of(prompt) for prompt in self.prompts]
-        self.tokens = min(size.tokens, *(way.max_new_tokens for way in ways))
-        self.filtered = any(way.top_k or way.top_p for way in ways)
-        by_prompt = torch.tensor([way.temperature for way in ways], device=self.device)
+        samplings = [self.own.source.sampling_of(prompt) for prompt in self.prompts]
+        self.tokens = min(size.tokens, *(sampling.max_new_tokens for sampling in samplings))
+        self.filtered = any(sampling.top_k or sampling.top_p for sampling in samplings)
+        by_prompt = torch.tensor([sampling.temperature for sampling in samplings], device=self.device)
         self.temperatures = by_prompt.repeat_interleave(self.rows)  # of each row, as configured
-        self.temperature = " and ".join(f"{each:g}" for each in dict.fromkeys(way.temperature for way in ways))
+        self.temperature = " and ".join(
+            f"{each:g}" for each in dict.fromkeys(sampling.temperature for sampling in samplings)
+        )
 
     def objective(self, autocast: Callable[[], AbstractContextManager[None]] = nullcontext, **of_source: Any) -> GRPO:
         """A copy of the objective, in fp32 unless `autocast` is given, whose experience has the sampler's log-probs.
@@ -107,7 +109,7 @@ class Rehearsal:
         `of_source`: attributes of its rollout source to replace.
         """
         source = self.own.source
-        short = {kind: replace(way, max_new_tokens=self.tokens) for kind, way in source.own_sampling.items()}
+        short = {kind: replace(sampling, max_new_tokens=self.tokens) for kind, sampling in source.own_sampling.items()}
         same = {"group_size": self.rows, "autocast": autocast}
         fixed = {"task": _Asked(self.prompts), "resamples": 0, "overlong_buffer": None}
         fixed |= {"sampling": replace(source.sampling, max_new_tokens=self.tokens), "own_sampling": short}
