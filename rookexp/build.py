@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
 
-from rookexp import aggregation, asking, fitting, kl, session
+from rookexp import aggregation, fitting, kl, parts, session
 from rookexp.config import across, nodes
 from rookexp.config.nodes import Config, make, without
 from rookexp.errors import ConfigError, DataError
@@ -115,9 +115,9 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
     if start.checkpoint is not None:
         fitting.refuse_another_batch(hardware, grpo["prompts_per_step"], run_folder)
     tell_other_hardware(run_folder, config["hardware"].get("precision"), resolved_hardware(hardware))
-    reward, baseline = asking.build_group(config, "reward"), asking.build_group(config, "baseline")
-    tell_other_engines(run_folder, engines := asking.engines_of(reward))
-    if baseline.by_stage and not asking.may_have_stages(reward):
+    reward, baseline = parts.build_group(config, "reward"), parts.build_group(config, "baseline")
+    tell_other_engines(run_folder, engines := parts.engines_of(reward))
+    if baseline.by_stage and not parts.may_have_stages(reward):
         raise no_stages(baseline, reward)
     policy = load_policy(config, hardware)
     print(introduced(policy, hardware), flush=True)
@@ -129,19 +129,19 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
         "tokenizer": policy.tokenizer,
         "reward": reward,
         "baseline": baseline,
-        "coefficient": asking.build_group(config, "kl"),
+        "coefficient": parts.build_group(config, "kl"),
         "sampling": shared_sampling(grpo),
         "divergence": kl.TYPES[grpo["kl_type"]],
-        "policy_loss": asking.build_group(config, "loss"),
+        "policy_loss": parts.build_group(config, "loss"),
         "aggregation": aggregation.BY_NAME[grpo["aggregation"]],
-        "reference_sync": asking.build_group(config, "reference"),
+        "reference_sync": parts.build_group(config, "reference"),
         "single_update": grpo["inner_epochs"] * grpo["minibatches"] == 1,
         "exact_sampler": hardware.precision == "fp32",
         "autocast": hardware.autocast,
         "head_chunk": hardware.head_chunk,
         "seed": run.seed,
     }
-    task = asking.build_group(config, "task", **objects)
+    task = parts.build_group(config, "task", **objects)
     for note in notes_of([task]):
         print(note, flush=True)
     tracker = build_tracker(config, run_folder, start, run.steps)
@@ -155,7 +155,7 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
     across.check_lengths(config, own, n_positions)
     objects |= {"own_sampling": own, "own_lengths": own_lengths(own, objects["sampling"])}
     objective = make(without(grpo, ALSO["grpo"]), task=task, on_completions=on_completions, **objects)
-    prompts = asking.evaluation_prompts(config, task, objects)
+    prompts = parts.evaluation_prompts(config, task, objects)
     if "path" in config["model"]:  # a model made with random weights is meant to have them
         for doubt in sanity_warnings(policy, prompts, hardware.autocast):
             print(f"warning: {doubt}", file=sys.stderr, flush=True)
@@ -163,7 +163,7 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
 
     def can_ask(count: int) -> bool:
         try:
-            make(asking.with_prompts(config["task"], grpo["prompts_per_step"], count), **objects)
+            make(parts.with_prompts(config["task"], grpo["prompts_per_step"], count), **objects)
         except (ConfigError, DataError):
             return False
         return True

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from rookexp import asking, build, chess_text, per_task_sampling, policies
+from rookexp import build, chess_text, parts, per_task_sampling, policies
 from rookexp.config.nodes import Config
 from rookexp.errors import CheckupFailed, RookexpError
 from rookexp.models import hub, weights
@@ -50,9 +50,9 @@ def run(config: Config) -> None:
     own = build.check_config(config)
     tokenizer, n_positions = words(config["model"])
     objects = {"tokenizer": tokenizer, "seed": own.seed}
-    task = asking.build_group(config, "task", **objects)
-    asked = asking.evaluation_prompts(config, task, objects)
-    reward: Reward = asking.build_group(config, "reward")
+    task = parts.build_group(config, "task", **objects)
+    asked = parts.evaluation_prompts(config, task, objects)
+    reward: Reward = parts.build_group(config, "reward")
     for note in notes_of([task]):
         print(note)
     shared = per_task_sampling.shared_sampling(config["grpo"])

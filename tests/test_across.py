@@ -11,7 +11,7 @@ import torch
 from test_config import compose
 from test_session import TINY
 
-from rookexp import asking, build, losses, train
+from rookexp import build, losses, parts, train
 from rookexp.config import across
 from rookexp.draw import Sampling
 from rookexp.errors import ConfigError
@@ -183,8 +183,8 @@ def test_a_baseline_of_stages_is_refused_beside_a_reward_without_before_a_model_
         with pytest.raises(ConfigError, match=refused):
             build.build_training(config, tmp_path)
     assert len(loaded) == 2
-    assert asking.may_have_stages(Own())
-    assert asking.may_have_stages(ByTask(rewards={"P": Own()}))
+    assert parts.may_have_stages(Own())
+    assert parts.may_have_stages(ByTask(rewards={"P": Own()}))
 
 
 def test_a_step_has_as_many_minibatches_as_rows_at_most() -> None:

@@ -16,7 +16,7 @@ import torch
 import yaml
 from tiny import LONGEST, gae, grpo, policy, trainer
 
-from rookexp import asking, fitting, generate, probes, train
+from rookexp import fitting, generate, parts, probes, train
 from rookexp.config import door
 from rookexp.draw import Sampling
 from rookexp.errors import ConfigError, DataError, Reconfigured, lacks_memory
@@ -657,7 +657,7 @@ def test_a_run_grows_and_says_so_in_its_configuration(
 def test_prompts_of_a_step_are_counted_in_tasks_within_tasks() -> None:
     task = {"prompts": 2, "rows": 2, "tasks": {"P": {"prompts": 2}, "A": {"prompts": 7}}}
     expected = {"prompts": 9, "rows": 2, "tasks": {"P": {"prompts": 9}, "A": {"prompts": 7}}}
-    assert asking.with_prompts(task, 2, 9) == expected
+    assert parts.with_prompts(task, 2, 9) == expected
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no peak of a process elsewhere")

@@ -28,7 +28,7 @@ FLOORS = {
     ),
     "config.environment": 4,
     **dict.fromkeys(["config", "run_folder.labels", "run_folder.hub", "run_folder.resume_checks"], 5),
-    **dict.fromkeys(["asking", "build", "session", "dry_run", "sweep", "benchmark"], 5),
+    **dict.fromkeys(["parts", "build", "session", "dry_run", "sweep", "benchmark"], 5),
     **dict.fromkeys(["train", "data", "pretrain", "evaluate", "doctor", "compare", "export", "uci", "bench"], 5),
 }
 DOORS = ("train", "data", "pretrain", "evaluate", "doctor", "compare", "export", "uci", "bench")

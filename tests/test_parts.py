@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rookexp import asking
+from rookexp import parts
 from rookexp.errors import ConfigError, DataError
 from rookexp.types import Prompt
 
@@ -27,23 +27,23 @@ def prompt(text: str) -> Prompt:
 
 def test_the_evaluation_asks_the_tasks_prompts_or_those_on_other_positions() -> None:
     task = SimpleNamespace(prompts=lambda: (prompt("the task's"),), select=lambda step: (prompt("a step's"),))
-    own = {"_target_": "test_build.Positions", "positions": "one"}
+    own = {"_target_": "test_parts.Positions", "positions": "one"}
     for asked, config, text in (
         (None, own, "the task's"),
-        (None, {"_target_": "test_build.Positions"}, "the task's"),
+        (None, {"_target_": "test_parts.Positions"}, "the task's"),
         ("two", own, "asked of two by a seed of 7"),
     ):
-        found = asking.evaluation_prompts({"eval": {"positions": asked}, "task": config}, task, {"seed": 7})
+        found = parts.evaluation_prompts({"eval": {"positions": asked}, "task": config}, task, {"seed": 7})
         assert found == (prompt(text),)
 
 
 def test_of_several_tasks_each_that_is_named_is_evaluated_on_its_own_file() -> None:
     node = {"tasks": {"P": {"positions": "one", "seed": 1}, "A": {"positions": "two"}, "R": {"data": "x"}}}
-    found = asking.with_positions(node, {"A": "other"})
+    found = parts.with_positions(node, {"A": "other"})
     assert found == {"tasks": {**node["tasks"], "A": {"positions": "other"}}}
     assert node["tasks"]["A"] == {"positions": "two"}  # what trains keeps its own
     for own in (node, {"positions": "one"}, {"tasks": 3}):
-        assert asking.with_positions(own, {}) == own
+        assert parts.with_positions(own, {}) == own
 
 
 def of_another_kind(positions: str) -> None:
@@ -52,10 +52,10 @@ def of_another_kind(positions: str) -> None:
 
 def test_a_file_of_another_kind_of_task_is_refused_with_the_remedy() -> None:
     task = SimpleNamespace(select=lambda step: (prompt("a step's"),))
-    config = {"eval": {"positions": "f"}, "task": {"_target_": "test_build.of_another_kind", "positions": "x"}}
+    config = {"eval": {"positions": "f"}, "task": {"_target_": "test_parts.of_another_kind", "positions": "x"}}
     words = r"^eval\.positions: f, row 1: not an A document; eval\.positions=null for the task's own$"
     with pytest.raises(DataError, match=words):
-        asking.evaluation_prompts(config, task, {})
+        parts.evaluation_prompts(config, task, {})
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_file_of_another_kind_of_task_is_refused_with_the_remedy() -> None:
 )
 def test_positions_that_no_task_could_ask_are_refused(asked: object, node: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        asking.with_positions(node, asked)
+        parts.with_positions(node, asked)
 
 
 def test_only_the_number_of_prompts_that_is_a_steps_grows_wherever_it_stands() -> None:
@@ -93,4 +93,4 @@ def test_only_the_number_of_prompts_that_is_a_steps_grows_wherever_it_stands() -
         "tasks": {"P": {"prompts": 9, "order": "fixed"}, "A": {"prompts": 3}},
         "more": [8],
     }
-    assert asking.with_prompts(node, 8, 9) == wider
+    assert parts.with_prompts(node, 8, 9) == wider
