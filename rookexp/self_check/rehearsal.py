@@ -275,8 +275,9 @@ def gap(one: Tensor, other: Tensor) -> float:
 
 
 def altered(part: Part, **changes: Any) -> Part:
-    """A shallow copy with other attributes; what they hold is shared."""
+    """A shallow copy with other attributes, which the part must have; what they hold is shared."""
     twin = copy.copy(part)
     for name, value in changes.items():
+        assert hasattr(twin, name), name  # else one that was renamed would be changed in vain
         setattr(twin, name, value)
     return twin
