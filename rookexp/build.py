@@ -5,27 +5,31 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
 
-from rookexp import aggregation, asking, chess_text, fitting, kl, session
-from rookexp.config import across, check, nodes
+from rookexp import aggregation, fitting, kl, parts, session
+from rookexp.config import across, nodes
 from rookexp.config.nodes import Config, make, without
-from rookexp.draw import Sampling
 from rookexp.errors import ConfigError, DataError
 from rookexp.examination.exam import Exam
-from rookexp.examination.heldout import read_documents
+from rookexp.examination.heldout import read_documents, token_documents
 from rookexp.hardware import Hardware
 from rookexp.models import weights
-from rookexp.objectives import likelihood
+from rookexp.objectives.likelihood import NextToken
 from rookexp.per_task_sampling import ALLOWED, changed, own_lengths, own_sampling, shared_sampling
 from rookexp.policies import Pretrained, sanity_warnings
 from rookexp.returns import no_stages
 from rookexp.run_folder import run_info, runs
-from rookexp.run_folder.resume_checks import resolved_hardware, tell_other_engines, tell_other_hardware
+from rookexp.run_folder.resume_checks import (
+    Start,
+    find_start,
+    resolved_hardware,
+    tell_other_engines,
+    tell_other_hardware,
+)
 from rookexp.self_check.rehearsal import Subject
 from rookexp.tasks.mixed import notes_of
 from rookexp.track import FanOut, JsonlTracker, Tracker
@@ -41,7 +45,7 @@ GIVEN = {
     "eval": ("own_lengths",),
     "track": ("folder", "first_step", "total_steps"),
 }
-EXAM_GIVEN = ("policy", "tokenized", "autocast", "head_chunk", "name", "folder", "record")
+EXAM_GIVEN = ("policy", "autocast", "head_chunk", "name", "folder", "record")
 # Keys that belong to a group by their meaning but are not parameters of the group's target.
 ALSO: dict[str, dict[str, Any]] = {
     "grpo": {
@@ -106,18 +110,18 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
     Raises: ConfigError, DataError or EngineError for what cannot be built.
     """
     run = check_config(config)
-    start = session.find_start(run.resume, run.steps, run_folder)
+    start = find_start(run.resume, run.steps, run_folder)
     grpo, hardware = config["grpo"], make(config["hardware"])
     if start.checkpoint is not None:
         fitting.refuse_another_batch(hardware, grpo["prompts_per_step"], run_folder)
     tell_other_hardware(run_folder, config["hardware"].get("precision"), resolved_hardware(hardware))
-    reward, baseline = asking.build_group(config, "reward"), asking.build_group(config, "baseline")
-    tell_other_engines(run_folder, engines := asking.engines_of(reward))
-    if baseline.by_stage and not asking.may_have_stages(reward):
+    reward, baseline = parts.build_group(config, "reward"), parts.build_group(config, "baseline")
+    tell_other_engines(run_folder, engines := parts.engines_of(reward))
+    if baseline.by_stage and not parts.may_have_stages(reward):
         raise no_stages(baseline, reward)
     policy = load_policy(config, hardware)
     print(introduced(policy, hardware), flush=True)
-    vocab = policy.model.config.vocab_size
+    vocab, n_positions = policy.model.config.vocab_size, policy.model.config.n_positions
     if grpo["top_k"] is not None and grpo["top_k"] >= vocab:
         print(f"note: grpo.top_k={grpo['top_k']} changes nothing: the model has {vocab} tokens", flush=True)
     objects = {
@@ -125,19 +129,19 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
         "tokenizer": policy.tokenizer,
         "reward": reward,
         "baseline": baseline,
-        "coefficient": asking.build_group(config, "kl"),
+        "coefficient": parts.build_group(config, "kl"),
         "sampling": shared_sampling(grpo),
         "divergence": kl.TYPES[grpo["kl_type"]],
-        "policy_loss": asking.build_group(config, "loss"),
+        "policy_loss": parts.build_group(config, "loss"),
         "aggregation": aggregation.BY_NAME[grpo["aggregation"]],
-        "reference_sync": asking.build_group(config, "reference"),
+        "reference_sync": parts.build_group(config, "reference"),
         "single_update": grpo["inner_epochs"] * grpo["minibatches"] == 1,
         "exact_sampler": hardware.precision == "fp32",
         "autocast": hardware.autocast,
         "head_chunk": hardware.head_chunk,
         "seed": run.seed,
     }
-    task = asking.build_group(config, "task", **objects)
+    task = parts.build_group(config, "task", **objects)
     for note in notes_of([task]):
         print(note, flush=True)
     tracker = build_tracker(config, run_folder, start, run.steps)
@@ -148,10 +152,10 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
             tracker.log_completions(step, [{"kind": "sampled", **row} for row in rows])
 
     own = own_sampling(task, objects["sampling"])
-    check_lengths(config, own, policy.model.config.n_positions)
+    across.check_lengths(config, own, n_positions)
     objects |= {"own_sampling": own, "own_lengths": own_lengths(own, objects["sampling"])}
     objective = make(without(grpo, ALSO["grpo"]), task=task, on_completions=on_completions, **objects)
-    prompts = asking.evaluation_prompts(config, task, objects)
+    prompts = parts.evaluation_prompts(config, task, objects)
     if "path" in config["model"]:  # a model made with random weights is meant to have them
         for doubt in sanity_warnings(policy, prompts, hardware.autocast):
             print(f"warning: {doubt}", file=sys.stderr, flush=True)
@@ -159,14 +163,13 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
 
     def can_ask(count: int) -> bool:
         try:
-            make(asking.with_prompts(config["task"], grpo["prompts_per_step"], count), **objects)
+            make(parts.with_prompts(config["task"], grpo["prompts_per_step"], count), **objects)
         except (ConfigError, DataError):
             return False
         return True
 
     batch = fitting.Batch(grpo["prompts_per_step"], grpo["group_size"], grpo["minibatches"], can_ask)
-    places = policy.model.config.n_positions
-    finder = fitting.for_rollouts(hardware, objective.source, greedy, range(run.steps), places, batch)
+    finder = fitting.for_rollouts(hardware, objective.source, greedy, range(run.steps), n_positions, batch)
 
     def evaluate(step: int) -> dict[str, float]:
         metrics: dict[str, float] = greedy(step)
@@ -194,27 +197,13 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
     return replace(training, subject=subject, engines=engines)
 
 
-def check_lengths(config: Config, own: Mapping[str, Sampling], places: int) -> None:
-    """Raises: ConfigError for a `max_new_tokens`, by which a loss may be divided, that leaves no room for a prompt."""
-    lengths = {f"{key}.max_new_tokens": config[key].get("max_new_tokens", 1) for key in ("grpo", "eval")}
-    lengths |= {f"task.sampling.{kind}.max_new_tokens": way.max_new_tokens for kind, way in own.items()}
-    refuse_longer(lengths, places)
-
-
-def refuse_longer(lengths: Mapping[str, int], places: int) -> None:
-    """Raises: ConfigError naming the key of a completion's length that the model's positions do not hold."""
-    for key, length in lengths.items():
-        if length >= places:
-            raise check.refusal(key, length, f"the model has {places} positions; allowed: at most {places - 1}")
-
-
 def build_pretraining(config: Config, run_folder: Path) -> session.Training:
     """The trainer of conf/pretrain.yaml, checked and built.
 
     Raises: ConfigError or DataError for what cannot be built.
     """
     run = Pretraining(**check_groups(config, PRETRAIN_GROUPS, Pretraining))
-    start = session.find_start(run.resume, run.steps, run_folder)
+    start = find_start(run.resume, run.steps, run_folder)
     files = [Path(run.corpus).expanduser() / name for name in ("train.txt", "validation.txt")]
     texts = [read_documents(file) for file in files]
     if len(texts[1]) < run.validation_documents:
@@ -225,7 +214,7 @@ def build_pretraining(config: Config, run_folder: Path) -> session.Training:
     policy = load_policy(config, hardware)
     print(introduced(policy, hardware), flush=True)
     train, validation = (token_documents(policy, *part) for part in zip(files, texts, strict=True))
-    objective = likelihood.NextToken(
+    objective = NextToken(
         policy=policy.model,
         documents=train,
         batch_documents=run.batch_documents,
@@ -255,23 +244,6 @@ def build_pretraining(config: Config, run_folder: Path) -> session.Training:
     )
 
 
-def token_documents(policy: Pretrained, file: Path, texts: Sequence[str]) -> likelihood.Documents:
-    """The texts of a file as tokens, each followed by end-of-text, with the number of its prompt tokens.
-
-    Raises: DataError if there are no texts; ConfigError if one is longer than the model's positions allow.
-    """
-    if not texts:
-        raise DataError(f"{file}: empty; make it with `python -m rookexp.data`")
-    cuts = [len(chess_text.prompt_of(text)) for text in texts]
-    eot_id, places = policy.tokenizer.eot_id, policy.model.config.n_positions
-    found = likelihood.Documents(([*ids, eot_id], prompt) for ids, prompt in policy.tokenizer.encode_cut(texts, cuts))
-    longest = int(found.lengths.max())
-    if longest > places + 1:  # the last token is only predicted, never an input
-        said = f"{file}: a document takes {longest - 1} positions, and the model has {places}"
-        raise ConfigError(f"{said}; leave such out, or take a model with more, by model.n_positions if it is a new one")
-    return found
-
-
 def build_evaluation(config: Config, run_folder: Path) -> Exam:
     """The evaluation of conf/evaluate.yaml, checked and built.
 
@@ -282,10 +254,9 @@ def build_evaluation(config: Config, run_folder: Path) -> Exam:
         own["style"] = runs.style_of(config["model"].get("path"))
     hardware: Hardware = make(config["hardware"])
     policy = load_policy(config, hardware)
-    refuse_longer({"max_new_tokens": own["max_new_tokens"]}, policy.model.config.n_positions)
+    across.refuse_longer({"max_new_tokens": own["max_new_tokens"]}, policy.model.config.n_positions)
     return Exam(
         policy=policy,
-        tokenized=partial(token_documents, policy),
         autocast=hardware.autocast,
         head_chunk=hardware.head_chunk,
         name=f"{config['model'].get('path', config['model']['_target_'])}, {hardware.precision}, {own['style']}",
@@ -310,7 +281,7 @@ def introduced(policy: Pretrained, hardware: Hardware) -> str:
     return f"{count / 1e6:.2f} M parameters in {here['precision']} on {here['device']} ({here['device_name']}{threads})"
 
 
-def build_tracker(config: Config, run_folder: Path, start: session.Start, steps: int) -> FanOut:
+def build_tracker(config: Config, run_folder: Path, start: Start, steps: int) -> FanOut:
     """The trackers of conf/track as one; a resumed run logs from the step after its checkpoint.
 
     Raises: ConfigError if none of them writes metrics.jsonl.

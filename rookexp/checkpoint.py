@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from rookexp import __version__
 from rookexp.errors import DataError, NotSaved, why
+from rookexp.files import sync_folder, sync_tree
 from rookexp.models import weights
 from rookexp.models.gpt2 import GPT2
 
@@ -106,11 +107,11 @@ def _write(
             weights.save_tensors(tensors, unfinished / name)
         whole = {**about, "files": {name: _stamp(unfinished / name) for name in _files(unfinished)}}
         (unfinished / TRAINER).write_text(json.dumps(whole, allow_nan=False) + "\n", encoding="utf-8")
-        _sync(unfinished)
+        sync_tree(unfinished)
         if final.exists():  # a resumed run reaches the same step again
             os.replace(final, root / f"{PARTIAL}replaced-{final.name}")
         os.replace(unfinished, final)
-        _sync_folder(root)
+        sync_folder(root)
     except OSError as error:
         shutil.rmtree(unfinished, ignore_errors=True)
         left = latest(run_folder)
@@ -284,22 +285,3 @@ def _stamp(path: Path) -> dict[str, int]:
 def _clear_partials(root: Path) -> None:
     for path in root.glob(f"{PARTIAL}*"):
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _sync(folder: Path) -> None:
-    """Waits until the folder's files are on the disk, so that the rename cannot overtake them."""
-    for name in _files(folder):
-        with (folder / name).open("r+b") as file:  # Windows cannot sync a file that is open for reading only
-            os.fsync(file.fileno())
-    for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
-        _sync_folder(path)
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name == "nt":  # Windows cannot open a folder
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from rookexp import asking, build, chess_text, per_task_sampling, policies
+from rookexp import build, chess_text, parts, per_task_sampling, policies
 from rookexp.config.nodes import Config
 from rookexp.errors import CheckupFailed, RookexpError
 from rookexp.models import hub, weights
-from rookexp.self_check.rehearsal import golds_of
+from rookexp.self_check.golds import golds_of
 from rookexp.tasks.mixed import Phases, notes_of, subtasks
 from rookexp.tasks.positions import position_key
 from rookexp.tokenizers import Tokenizer
@@ -48,11 +48,11 @@ def run(config: Config) -> None:
     Raises: ConfigError, DataError or EngineError for what cannot be built; CheckupFailed naming the lines that failed.
     """
     own = build.check_config(config)
-    tokenizer, places = words(config["model"])
+    tokenizer, n_positions = words(config["model"])
     objects = {"tokenizer": tokenizer, "seed": own.seed}
-    task = asking.build_group(config, "task", **objects)
-    asked = asking.evaluation_prompts(config, task, objects)
-    reward: Reward = asking.build_group(config, "reward")
+    task = parts.build_group(config, "task", **objects)
+    asked = parts.evaluation_prompts(config, task, objects)
+    reward: Reward = parts.build_group(config, "reward")
     for note in notes_of([task]):
         print(note)
     shared = per_task_sampling.shared_sampling(config["grpo"])
@@ -72,7 +72,7 @@ def run(config: Config) -> None:
             prompts, golds = zip(*known, strict=True)
             gold_rewards(table, kind, reward, prompts, golds)
             limits = per_task_sampling.limits(kind, shared, own_sampling, config["eval"]["max_new_tokens"], own_lengths)
-            lengths(table, kind, limits, tokenizer, places, prompts, golds)
+            lengths(table, kind, limits, tokenizer, n_positions, prompts, golds)
     arithmetic(table, config, own.steps, len(seen[0][1]), len(trained))
     if table.failed:
         raise CheckupFailed(f"the dry run found something: {', '.join(dict.fromkeys(table.failed))}")
@@ -155,7 +155,7 @@ def lengths(
     kind: str,
     limits: Mapping[str, int],
     tokenizer: Tokenizer,
-    places: int,
+    n_positions: int,
     prompts: Sequence[Prompt],
     golds: Sequence[str],
 ) -> None:
@@ -164,7 +164,7 @@ def lengths(
     whole = max(len(prompt.ids) + size for prompt, size in zip(prompts, sizes, strict=True))
     longest = max(sizes)
     short = [f"{key}={limit}: at least {longest}" for key, limit in limits.items() if longest > limit]
-    short += [f"the model has {places} positions" for _ in range(whole > places)]
+    short += [f"the model has {n_positions} positions" for _ in range(whole > n_positions)]
     said = f"{kind}: answers of at most {longest} tokens, {whole} with their prompts"
     table.line("lengths", said, "; ".join(short))
     joined = [

@@ -1,4 +1,4 @@
-"""Atomic file writes, where a reader sees all of the old content or all of the new; JSON objects; CSV text."""
+"""Atomic and durable file writes: a reader sees all of the old content or all of the new; JSON objects; CSV text."""
 
 from __future__ import annotations
 
@@ -62,6 +62,27 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 def text_of(lines: Iterable[str]) -> str:
     """The lines as one text, each followed by a newline."""
     return "".join(f"{line}\n" for line in lines)
+
+
+def sync_tree(folder: Path) -> None:
+    """Waits until all that is in the folder is on the disk, so that a rename of the folder cannot overtake it."""
+    inside = sorted(folder.rglob("*"))
+    for path in filter(Path.is_file, inside):
+        with path.open("r+b") as file:  # Windows cannot sync a file that is open for reading only
+            os.fsync(file.fileno())
+    for path in [folder, *filter(Path.is_dir, inside)]:
+        sync_folder(path)
+
+
+def sync_folder(folder: Path) -> None:
+    """Waits until the names in the folder are on the disk."""
+    if os.name == "nt":  # Windows cannot open a folder
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_object(path: Path, remedy: str) -> dict[str, Any]:

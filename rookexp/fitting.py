@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,29 +20,28 @@ from rookexp.draw import Sampling
 from rookexp.errors import ConfigError, Reconfigured
 from rookexp.evaluation import Greedy
 from rookexp.files import read_object, write_atomic
-from rookexp.hardware import GIB, Hardware, Memory
+from rookexp.hardware import GIB, Hardware
 from rookexp.objectives.likelihood import Documents
 from rookexp.objectives.rollouts import RolloutSource
 from rookexp.probes import (
     SHARE,
+    SIZES,
     Decoding,
     Rung,
     WorstCase,
+    best_size,
     evaluation_batch,
-    forecast,
+    probe_all,
     probe_decoding,
-    probe_update,
+    probe_updates,
     refuse_what_cannot_be_decoded,
     table,
     unchanged,
 )
 from rookexp.trainer import Trainer
-from rookexp.types import Autocast
 
 PROFILE = "memory_profile.json"
 GROWTH = ("prompts_per_step", "prompts_given", "grown")  # its keys about a batch that has grown
-SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-TIE = 0.05  # relative; speeds that differ by less count as equal
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +97,7 @@ class Finder:
     def _searched(self, trainer: Trainer, batch: Batch) -> dict[str, Any]:
         """The GROWTH keys of the profile: how many prompts a step may have, how many were given, all rungs tried."""
         with unchanged(trainer):
-            rungs = ascend(trainer, replace(self.case, rows=SIZES[-1]), self.memory)
+            rungs = probe_updates(trainer, replace(self.case, rows=SIZES[-1]), self.memory)
             prompts, tried = self._largest(trainer, rungs, batch)
         self.memory.restart()
         print(table([*rungs, *tried], self.memory.limit), flush=True)
@@ -147,9 +145,9 @@ class Finder:
             return
         self.memory.restart()
         before = self.memory.peak() / GIB
-        rungs = climb(trainer, self.case, self.memory, self.decodings, self.hardware.autocast)
+        rungs = probe_all(trainer, self.case, self.memory, self.decodings, self.hardware.autocast)
         print(table(rungs, self.memory.limit), flush=True)
-        trainer.micro_batch = best(rungs, self.case, before)
+        trainer.micro_batch = best_size(rungs, self.case, before)
         refuse_what_cannot_be_decoded(rungs, self.decodings)
         print(f"hardware.fit: micro_batch={trainer.micro_batch}", flush=True)
         self._cut(evaluation_batch(rungs))
@@ -172,9 +170,9 @@ class Finder:
 
 
 def for_rollouts(
-    hardware: Hardware, source: RolloutSource, greedy: Greedy, steps: range, places: int, batch: Batch
+    hardware: Hardware, source: RolloutSource, greedy: Greedy, steps: range, n_positions: int, batch: Batch
 ) -> Finder | None:
-    """A finder for groups of completions in a model with `places` positions, for the prompts of all `steps`.
+    """A finder for groups of completions in a model with `n_positions`, for the prompts of all `steps`.
 
     The worst case is the longest prompt with a completion of full length; if the model has no room for both, the prompt
     is shortened, because rows share it. None if `hardware.fit` is false.
@@ -183,26 +181,26 @@ def for_rollouts(
         return None
     asked = [source.task.select(step) for step in steps]
     lengths = [[len(prompt.ids) for prompt in prompts] for prompts in asked]
-    ways = {source.sampling_of(prompt) for prompts in asked for prompt in prompts}
-    completion = min(max(way.max_new_tokens for way in ways), places - min(map(min, lengths)))
+    samplings = {source.sampling_of(prompt) for prompts in asked for prompt in prompts}
+    completion = min(max(sampling.max_new_tokens for sampling in samplings), n_positions - min(map(min, lengths)))
     case = WorstCase(
         rows=-(-max(map(len, asked)) * source.group_size // batch.minibatches),
-        prompt=min(max(map(max, lengths)), places - completion),
+        prompt=min(max(map(max, lengths)), n_positions - completion),
         completion=completion,
         per_prompt=max(1, source.group_size // batch.minibatches),
         temperature=source.sampling.temperature,
     )
 
     def decoding(
-        what: Literal["sampling", "evaluation"], count: int, ids: Sequence[int], group: int, way: Sampling
+        what: Literal["sampling", "evaluation"], count: int, ids: Sequence[int], group: int, sampling: Sampling
     ) -> Decoding:
-        room = min(way.max_new_tokens, places - min(ids))
-        return Decoding(what, count, group, min(max(ids), places - room), replace(way, max_new_tokens=room))
+        room = min(sampling.max_new_tokens, n_positions - min(ids))
+        return Decoding(what, count, group, min(max(ids), n_positions - room), replace(sampling, max_new_tokens=room))
 
     sampled = [
-        decoding("sampling", len(some), [own[p] for p in some], source.group_size, way)
+        decoding("sampling", len(some), [own[p] for p in some], source.group_size, sampling)
         for prompts, own in zip(asked, lengths, strict=True)
-        for some, way in source.batches(prompts)
+        for some, sampling in source.batches(prompts)
     ]
     decodings = [max(sampled, key=lambda case: case.work)]
     if batches := list(greedy.batches()):
@@ -252,59 +250,3 @@ def refuse_another_batch(hardware: Hardware, prompts: int, folder: Path) -> None
         why = f"{folder} has grown to {grown} prompts a step"
         allowed = f"allowed: batch, or grpo.prompts_per_step={grown} beside it"
         raise check.refusal("hardware.grow", hardware.grow, f"{why}; {allowed}")
-
-
-def climb(
-    trainer: Trainer,
-    case: WorstCase,
-    memory: Memory,
-    decodings: Sequence[Decoding] = (),
-    autocast: Autocast = nullcontext,
-) -> list[Rung]:
-    """The rungs of `ascend`, then, if the smallest size fits, those of `decodings`.
-
-    Afterwards the trainer's weights, optimizer state and learning rates are what they were, bit for bit.
-    """
-    with unchanged(trainer):
-        # The KV cache that recorded steps share stays allocated while weights are updated.
-        if getattr(trainer.policy, "replays", None) is not None:
-            for each in decodings:
-                probe_decoding(trainer, each, memory, autocast)
-        rungs = ascend(trainer, case, memory)
-        if rungs[0].fits:
-            rungs += [rung for each in decodings for rung in probe_decoding(trainer, each, memory, autocast)]
-    memory.restart()
-    return rungs
-
-
-def ascend(trainer: Trainer, case: WorstCase, memory: Memory) -> list[Rung]:
-    """Rungs of ascending micro-batch sizes; stops after one that does not fit, or before one forecast above the limit.
-
-    Does not restore weights, optimizer and learning rates.
-    """
-    rungs: list[Rung] = []
-    for rows in [*(size for size in SIZES if size < case.rows), *([case.rows] if case.rows <= SIZES[-1] else [])]:
-        if forecast(rungs, rows) > 1:  # on a CPU the system would kill the process
-            break
-        rungs.append(probe_update(trainer, case, rows, memory))
-        if not rungs[-1].fits:
-            break
-    return rungs
-
-
-def best(rungs: Sequence[Rung], case: WorstCase, before: float) -> int:
-    """The smallest of the sizes that fit and are within TIE of the fastest of these.
-
-    `before`: GiB in use before sizes were tried, for the message. Raises: ConfigError if none fits.
-    """
-    rungs = [rung for rung in rungs if rung.what == "update"]
-    fast = {rung.rows: rung.rows_per_s for rung in rungs if rung.fits and rung.rows_per_s is not None}
-    if not fast:
-        peak = rungs[0].peak_gib
-        found = "more memory than there is" if peak is None else f"{peak:.2f} GiB"
-        raise ConfigError(
-            f"hardware.fit=true: a row of {case.prompt + case.completion} tokens takes {found}, {before:.2f} GiB of it "
-            f"taken before; allowed: at most {SHARE:.0%} of the memory; lower grpo.max_new_tokens or "
-            "hardware.head_chunk, take a smaller model, or raise hardware.memory_gib where it is set"
-        )
-    return min(rows for rows, speed in fast.items() if speed >= (1 - TIE) * max(fast.values()))

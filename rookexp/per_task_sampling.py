@@ -8,12 +8,12 @@ from typing import Annotated, Any, Protocol, runtime_checkable
 
 from annotated_types import Ge, Gt
 
-from rookexp.config import check
+from rookexp.config import check, hints
 from rookexp.draw import Sampling
 from rookexp.errors import ConfigError
 
 # Types of the keys; temperature is above 0 and top_k above 1, as greedy rollouts of a prompt would all be the same.
-ALLOWED: dict[str, Any] = check.type_hints(Sampling) | {
+ALLOWED: dict[str, Any] = hints.type_hints(Sampling) | {
     "temperature": Annotated[float, Gt(0)],
     "top_k": Annotated[int, Ge(2)] | None,
 }
@@ -47,12 +47,12 @@ def own_sampling(task: Any, shared: Sampling) -> dict[str, Sampling]:
         if kinds := own_sampling(inner, shared):
             kind = min(kinds)
             raise ConfigError(f"task.tasks.{name}.sampling.{kind}: not read inside a mix; set task.sampling.{kind}")
-    ways: Mapping[str, Mapping[str, Any]] = task.sampling if isinstance(task, Sampled) else {}
-    for kind in ways:
+    overrides: Mapping[str, Mapping[str, Any]] = task.sampling if isinstance(task, Sampled) else {}
+    for kind in overrides:
         if kind not in task.kinds:
             why = f"no such prompts in this task; allowed in task.sampling: {', '.join(task.kinds)}"
             raise ConfigError(f"task.sampling.{kind}: {why}{check.nearest(kind, task.kinds, 'task.sampling.')}")
-    found = {kind: changed(shared, f"task.sampling.{kind}", changes) for kind, changes in ways.items()}
+    found = {kind: changed(shared, f"task.sampling.{kind}", changes) for kind, changes in overrides.items()}
     return {kind: sampling for kind, sampling in found.items() if sampling != shared}
 
 

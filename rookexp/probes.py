@@ -6,7 +6,7 @@ import copy
 import gc
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,6 +21,8 @@ from rookexp.trainer import Trainer
 from rookexp.types import Autocast, Experience
 
 NO_END = -1  # the id of no token, so that no row ends early
+SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # of micro-batches, in rows
+TIE = 0.05  # relative; speeds that differ by less count as equal
 SHARE = 0.85  # of the memory; the rest is for fragmentation and for other programs that grow
 
 
@@ -85,6 +87,44 @@ class Decoding:
     def work(self) -> int:
         """Tokens of all rows."""
         return self.prompts * self.group_size * (self.prompt + self.sampling.max_new_tokens)
+
+
+def probe_all(
+    trainer: Trainer,
+    case: WorstCase,
+    memory: Memory,
+    decodings: Sequence[Decoding] = (),
+    autocast: Autocast = nullcontext,
+) -> list[Rung]:
+    """The rungs of `probe_updates`, then, if the smallest size fits, those of `decodings`.
+
+    Afterwards the trainer's weights, optimizer state and learning rates are what they were, bit for bit.
+    """
+    with unchanged(trainer):
+        # The KV cache that recorded steps share stays allocated while weights are updated.
+        if getattr(trainer.policy, "replays", None) is not None:
+            for each in decodings:
+                probe_decoding(trainer, each, memory, autocast)
+        rungs = probe_updates(trainer, case, memory)
+        if rungs[0].fits:
+            rungs += [rung for each in decodings for rung in probe_decoding(trainer, each, memory, autocast)]
+    memory.restart()
+    return rungs
+
+
+def probe_updates(trainer: Trainer, case: WorstCase, memory: Memory) -> list[Rung]:
+    """Rungs of ascending micro-batch sizes; stops after one that does not fit, or before one forecast above the limit.
+
+    Does not restore weights, optimizer and learning rates.
+    """
+    rungs: list[Rung] = []
+    for rows in [*(size for size in SIZES if size < case.rows), *([case.rows] if case.rows <= SIZES[-1] else [])]:
+        if forecast(rungs, rows) > 1:  # on a CPU the system would kill the process
+            break
+        rungs.append(probe_update(trainer, case, rows, memory))
+        if not rungs[-1].fits:
+            break
+    return rungs
 
 
 def probe_update(trainer: Trainer, case: WorstCase, rows: int, memory: Memory) -> Rung:
@@ -183,6 +223,24 @@ def evaluation_batch(rungs: Sequence[Rung]) -> int | None:
     """
     tried = [rung for rung in rungs if rung.what == "evaluation"]
     return None if not tried or tried[-1].fits else max(rung.rows for rung in tried if rung.fits)
+
+
+def best_size(rungs: Sequence[Rung], case: WorstCase, before: float) -> int:
+    """The smallest of the sizes that fit and are within TIE of the fastest of these.
+
+    `before`: GiB in use before sizes were tried, for the message. Raises: ConfigError if none fits.
+    """
+    rungs = [rung for rung in rungs if rung.what == "update"]
+    fast = {rung.rows: rung.rows_per_s for rung in rungs if rung.fits and rung.rows_per_s is not None}
+    if not fast:
+        peak = rungs[0].peak_gib
+        found = "more memory than there is" if peak is None else f"{peak:.2f} GiB"
+        raise ConfigError(
+            f"hardware.fit=true: a row of {case.prompt + case.completion} tokens takes {found}, {before:.2f} GiB of it "
+            f"taken before; allowed: at most {SHARE:.0%} of the memory; lower grpo.max_new_tokens or "
+            "hardware.head_chunk, take a smaller model, or raise hardware.memory_gib where it is set"
+        )
+    return min(rows for rows, speed in fast.items() if speed >= (1 - TIE) * max(fast.values()))
 
 
 def forecast(rungs: Sequence[Rung], rows: int) -> float:

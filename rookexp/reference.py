@@ -19,8 +19,8 @@ class Sync:
     moves: bool  # False: the reference stays the initial policy, and a checkpoint need not carry it
     needed = False  # True: it cannot work without a reference
 
-    def update(self, step: int, reference: nn.Module, policy: nn.Module) -> bool:
-        """Moves one model in place, or neither, after `step` >= 1 steps, only reading the other; True if one moved.
+    def update(self, step: int, reference: nn.Module, policy: nn.Module) -> None:
+        """Moves one model in place, or neither, after `step` >= 1 steps, and only reads the other.
 
         Both models have the same architecture, with parameters and buffers in the same order.
         """
@@ -32,8 +32,8 @@ class Never(Sync):
 
     moves = False
 
-    def update(self, step: int, reference: nn.Module, policy: nn.Module) -> bool:
-        return False
+    def update(self, step: int, reference: nn.Module, policy: nn.Module) -> None:
+        """Moves nothing."""
 
 
 class _Every(Sync):
@@ -45,15 +45,14 @@ class _Every(Sync):
         self.every = every
 
     @torch.no_grad()
-    def update(self, step: int, reference: nn.Module, policy: nn.Module) -> bool:
-        """Moves the reference and returns True if `every` divides `step`."""
+    def update(self, step: int, reference: nn.Module, policy: nn.Module) -> None:
+        """Moves the reference if `every` divides `step`."""
         if step % self.every:
-            return False
+            return
         for parameter, new in zip(reference.parameters(), policy.parameters(), strict=True):
             self._move(parameter, new)
         for buffer, value in zip(reference.buffers(), policy.buffers(), strict=True):
             buffer.copy_(value)
-        return True
 
     def _move(self, own: Tensor, new: Tensor) -> None:
         """Moves a parameter `own` of the reference in place towards the policy's, `new`."""
@@ -97,10 +96,9 @@ class Interpolate(Sync):
         self.at = at
 
     @torch.no_grad()
-    def update(self, step: int, reference: nn.Module, policy: nn.Module) -> bool:
-        """Moves the policy and returns True if `step` is `at`."""
+    def update(self, step: int, reference: nn.Module, policy: nn.Module) -> None:
+        """Moves the policy if `step` is `at`."""
         if step != self.at:
-            return False
+            return
         for parameter, start in zip(policy.parameters(), reference.parameters(), strict=True):
             parameter.lerp_(start, 1 - self.share)
-        return True

@@ -12,16 +12,14 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 from annotated_types import Ge, MinLen
 from torch import nn
 
 from rookexp import checkpoint, stop, track, verdict
-from rookexp.config import check, door, mistakes
+from rookexp.config import door, mistakes
 from rookexp.core_wait import BUSY, CoreWait
 from rookexp.errors import (
     CheckupFailed,
-    ConfigError,
     RunPruned,
     RunStopped,
     TrainingDiverged,
@@ -34,13 +32,13 @@ from rookexp.health import SYMPTOMS
 from rookexp.optim import AdamW
 from rookexp.policies import Pretrained
 from rookexp.run_folder import fingerprints, hub, report
-from rookexp.run_folder.resume_checks import resolved_hardware
+from rookexp.run_folder.resume_checks import Start, resolved_hardware
 from rookexp.run_folder.run_info import write_run_info
 from rookexp.self_check import checkup
 from rookexp.self_check.rehearsal import Finding, Size, Skipped, Subject
 from rookexp.sweep.job import Trial
 from rookexp.track import FanOut
-from rookexp.trainer import Objective, Trainer
+from rookexp.trainer import Objective, Trainer, refuse_diverged
 
 SAMPLES = 3  # prompts whose answers before and after training are shown
 
@@ -58,14 +56,6 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """Where a run begins."""
-
-    step: int  # steps that are done
-    checkpoint: Path | None  # the state after them; None for a new run
-
-
-@dataclass(frozen=True, slots=True)
 class Training:
     """A trainer, ready to run, and what a session needs to know of it."""
 
@@ -78,31 +68,6 @@ class Training:
     hardware: Mapping[str, Any]  # the hardware's settings, resolved
     subject: Subject | None = None  # what a self-check examines; None = it has none
     engines: Sequence[str] = ()  # identities of the engines that judge
-
-
-def find_start(resume: str | None, steps: int, folder: Path) -> Start:
-    """The newest checkpoint of the run folder `resume`, or a new run in `folder` if that is None. Loads no model.
-
-    Raises: ConfigError if `resume` has no checkpoint, if no step is left to do, or if a new run would mix its
-    checkpoints with another's.
-    """
-    if resume is None:
-        if (other := checkpoint.latest(folder)) is not None:
-            raise ConfigError(
-                f"{folder}: holds a run already ({other.name}); go on with it: {shlex.quote(f'resume={folder}')}, or "
-                "type another folder: hydra.run.dir=FOLDER, with -m hydra.sweep.dir=FOLDER"
-            )
-        return Start(0, None)
-    newest = checkpoint.latest(Path(resume))
-    if newest is None:
-        raise ConfigError(
-            f"resume={resume}: no checkpoint in it; allowed: a run folder with one, or null to start anew"
-        )
-    done = int(newest.name.rpartition("-")[2])
-    # One that was killed right before its summary goes on, if only to write that.
-    if done > steps or (done == steps and track.read_summary(Path(resume)).get("status") == "finished"):
-        raise check.refusal("steps", steps, f"{resume} is finished, with {done} steps done; allowed: more than {done}")
-    return Start(done, newest)
 
 
 def assemble(
@@ -172,16 +137,6 @@ def assemble(
         after_step=after_step,
     )
     return Training(trainer, tracker, start, asked, saver, finder, resolved_hardware(hardware))
-
-
-def refuse_diverged(step: int, model: nn.Module) -> None:
-    """Raises: TrainingDiverged for weights that are not finite: no checkpoint of them may replace an earlier one."""
-    names, weights = zip(*model.named_parameters(), strict=True)
-    # Extremes, of which NaN is one, take a tenth of the time of `isfinite` on every weight; one copy to the host.
-    sound = torch.stack([torch.stack(each.detach().aminmax()) for each in weights]).isfinite().all(1).tolist()
-    if not all(sound):
-        said = f"step {step}: its update left {names[sound.index(False)]!r} with values that are not finite"
-        raise TrainingDiverged(f"{said}, and no checkpoint was made of them; lower optim.lr")
 
 
 def pretrain(training: Training, config: Mapping[str, Any], folder: Path) -> None:

@@ -277,7 +277,7 @@ def _floats(what: str, x: Tensor, count: int | None) -> Tensor:
 
     Raises: ConfigError unless it is a flat tensor, of `count` numbers if that is given.
     """
-    if not isinstance(x, Tensor) or x.dim() != 1 or len(x) != (len(x) if count is None else count):
+    if not isinstance(x, Tensor) or x.dim() != 1 or count not in (None, len(x)):
         numbers = "one number a completion" if count is None else f"{count} numbers, one a completion"
         raise ConfigError(f"reward: {what} of Scores are {described(x)}; wanted: a tensor of {numbers}")
     return x.detach().cpu().to(torch.promote_types(x.dtype, torch.float32))

@@ -18,7 +18,7 @@ import chess
 from annotated_types import Ge, Le, MinLen
 
 from rookexp import chess_text
-from rookexp.config import check
+from rookexp.config import check, hints
 from rookexp.game_record import GameRecord
 
 if TYPE_CHECKING:
@@ -163,8 +163,8 @@ class Engine:
         if not kind.startswith("combo"):
             number = chess_text.decimal(text)
             value = int(number) if number is not None and kind.startswith("spin") and number.is_integer() else number
-        hint = check.type_hints(Settings)[key]
-        if check.fits(value, hint):
+        hint = hints.type_hints(Settings)[key]
+        if hints.fits(value, hint):
             self.settings = dataclasses.replace(self.settings, **{key: value})
         else:
             self.tell(f"{name}={text}: allowed: {check.allowed(hint)}; it stays {getattr(self.settings, key)}")

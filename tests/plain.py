@@ -134,5 +134,5 @@ def loss(objective: GRPO, experience: Experience, policy_loss_name: str, kl_type
     for row in rows_of(objective, experience):
         terms = policy_loss(policy_loss_name, row.new, row.old, row.advantages)
         terms = terms + ENTROPY * (row.logp.exp() * row.logp).sum(1)
-        rows.append(terms if objective.kl_in_reward else terms + BETA * row.divergence(kl_type))
+        rows.append(terms if objective.kl_placement == "reward" else terms + BETA * row.divergence(kl_type))
     return aggregated(aggregation, rows)

@@ -1,4 +1,4 @@
-"""What is typed and cannot act is said: of a run before it is built, of a sweep where no point of it makes it act."""
+"""What cannot go together is refused, and what is typed and cannot act is said, of a run and of a sweep's points."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import torch
 from test_config import compose
 from test_session import TINY
 
-from rookexp import asking, build, losses, train
+from rookexp import build, losses, parts, train
 from rookexp.config import across
+from rookexp.draw import Sampling
 from rookexp.errors import ConfigError
 from rookexp.rewards.by_task import ByTask
 from rookexp.types import Scores
@@ -182,5 +183,31 @@ def test_a_baseline_of_stages_is_refused_beside_a_reward_without_before_a_model_
         with pytest.raises(ConfigError, match=refused):
             build.build_training(config, tmp_path)
     assert len(loaded) == 2
-    assert asking.may_have_stages(Own())
-    assert asking.may_have_stages(ByTask(rewards={"P": Own()}))
+    assert parts.may_have_stages(Own())
+    assert parts.may_have_stages(ByTask(rewards={"P": Own()}))
+
+
+def test_a_step_has_as_many_minibatches_as_rows_at_most() -> None:
+    across.check_rows({"prompts_per_step": 3, "group_size": 4, "minibatches": 12})
+    with pytest.raises(ConfigError, match=r"grpo\.minibatches=13: allowed: at most the 12 rows of a step"):
+        across.check_rows({"prompts_per_step": 3, "group_size": 4, "minibatches": 13})
+
+
+def test_a_way_back_after_the_last_step_is_refused() -> None:
+    for reference in ({"at": 3}, {"every": 9}, {}):
+        across.check_moment(reference, 3)
+    with pytest.raises(
+        ConfigError, match=r"reference\.at=4: it would never come: the run ends with steps=3; allowed: 1 to 3"
+    ):
+        across.check_moment({"at": 4}, 3)
+
+
+def test_completions_that_no_prompt_leaves_room_for_are_refused() -> None:
+    way = Sampling(temperature=1.0, top_k=None, top_p=None, max_new_tokens=16)
+    config: dict[str, dict[str, int]] = {"grpo": {"max_new_tokens": 15}, "eval": {"max_new_tokens": 15}}
+    across.check_lengths(config, {}, 16)
+    across.check_lengths({"grpo": {"max_new_tokens": 15}, "eval": {}}, {}, 16)
+    with pytest.raises(ConfigError, match=r"^eval\.max_new_tokens=16: the model has 16 positions; allowed: .* 15$"):
+        across.check_lengths(config | {"eval": {"max_new_tokens": 16}}, {}, 16)
+    with pytest.raises(ConfigError, match=r"^task\.sampling\.A\.max_new_tokens=16: "):
+        across.check_lengths(config, {"A": way}, 16)

@@ -230,7 +230,7 @@ def test_what_is_chosen_is_what_is_built(overrides: tuple[str, ...], tmp_path: P
         assert type(getattr(objective, name)) is check.locate(config[group]["_target_"], "")
     assert objective.divergence is kl.TYPES[config["grpo"]["kl_type"]]
     assert objective.aggregation is aggregation.sequence_sum
-    assert (objective.kl_in_reward, objective.mask_truncated) == (True, True)
+    assert (objective.kl_placement, objective.truncated) == ("reward", "masked")
     assert (objective.entropy_coef, objective.advantage_clip) == (0.5, 0.7)
     resamples = 5 if objective.dead_groups == "resampled" else 0
     assert (objective.source.resamples, objective.source.overlong_buffer) == (resamples, 3)

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import chess
 import pytest
 import torch
 
-from rookexp import build, chess_text, generate, tokenizers
+from rookexp import chess_text, generate, tokenizers
 from rookexp.draw import Sampling
 from rookexp.errors import ConfigError, DataError, EngineError
 from rookexp.examination import exam
@@ -57,10 +56,8 @@ def exam_of(folder: Path, files: Sequence[Path], **other: Any) -> Exam:
         "games": 0, "plies": 6, "temperature": 0.6, "top_k": 5, "seed": 0,
         "engine": None, "engine_path": None, "engine_nodes": 100,
     }  # fmt: skip
-    model = policy()
     return Exam(
-        policy=model,
-        tokenized=partial(build.token_documents, model),
+        policy=policy(),
         autocast=nullcontext,
         head_chunk=64,
         name="<tiny>",

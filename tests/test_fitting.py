@@ -16,7 +16,7 @@ import torch
 import yaml
 from tiny import LONGEST, gae, grpo, policy, trainer
 
-from rookexp import asking, fitting, generate, probes, train
+from rookexp import fitting, generate, parts, probes, train
 from rookexp.config import door
 from rookexp.draw import Sampling
 from rookexp.errors import ConfigError, DataError, Reconfigured, lacks_memory
@@ -114,7 +114,7 @@ def climbed(meter: Meter, rows: int, monkeypatch: pytest.MonkeyPatch) -> list[Ru
         return {}
 
     monkeypatch.setattr(Trainer, "update", update)
-    return fitting.climb(tiny_trainer(meter), replace(CASE, rows=rows), meter)
+    return probes.probe_all(tiny_trainer(meter), replace(CASE, rows=rows), meter)
 
 
 def sizes(rungs: list[Rung]) -> list[int]:
@@ -153,12 +153,12 @@ def test_out_of_memory_ends_the_ladder_and_the_last_good_size_is_taken() -> None
     meter = Meter()
     made = tiny_trainer(meter, most=10)
     before = everything(made)
-    rungs = fitting.climb(made, CASE, meter)
+    rungs = probes.probe_all(made, CASE, meter)
     assert sizes(rungs) == [1, 2, 4, 8, 16]
     assert [rung.peak_gib for rung in rungs[:4]] == [1, 2, 4, 8], "micro-batches have just so many rows"
     assert rungs[-1] == Rung(16, None, None, None)
     assert "out of memory" in probes.table(rungs, meter.limit)
-    assert fitting.best(rungs, CASE, 0.0) in (1, 2, 4, 8)
+    assert probes.best_size(rungs, CASE, 0.0) in (1, 2, 4, 8)
     assert everything(made) == before
 
 
@@ -179,7 +179,7 @@ def test_another_error_is_not_taken_for_a_full_memory() -> None:
 
     made.objective.loss = loss  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="something else"):
-        fitting.climb(made, CASE, Meter())
+        probes.probe_all(made, CASE, Meter())
     assert everything(made) == before
 
 
@@ -189,20 +189,20 @@ def test_another_error_is_not_taken_for_a_full_memory() -> None:
 )
 def test_the_fastest_is_taken_and_of_equals_the_smallest(speeds: list[float], expected: int) -> None:
     rungs = [Rung(2 ** (i + 1), 1.0, 0.5, speed) for i, speed in enumerate(speeds)]
-    assert fitting.best([*rungs, Rung(16, 9.0, 0.9, 99.0)], CASE, 0.0) == expected
+    assert probes.best_size([*rungs, Rung(16, 9.0, 0.9, 99.0)], CASE, 0.0) == expected
 
 
 @pytest.mark.parametrize("rung", [Rung(1, None, None, None), Rung(1, 9.0, 0.9, 1.0)])
 def test_where_nothing_fits_the_line_says_what_was_taken_before_and_what_to_lower(rung: Rung) -> None:
     said = r"hardware\.fit=true: a row of 12 tokens takes .*, 7\.50 GiB of it taken before; .*at most 85%.*lower"
     with pytest.raises(ConfigError, match=said):
-        fitting.best([rung], CASE, 7.5)
+        probes.best_size([rung], CASE, 7.5)
 
 
 def test_one_row_is_taken_where_two_do_not_fit() -> None:
     meter = Meter()
-    rungs = fitting.climb(tiny_trainer(meter, most=1), CASE, meter)
-    assert fitting.best(rungs, CASE, 0.0) == 1
+    rungs = probes.probe_all(tiny_trainer(meter, most=1), CASE, meter)
+    assert probes.best_size(rungs, CASE, 0.0) == 1
 
 
 # ---- nothing else changes -------------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ def test_nothing_is_changed_to_the_bit(optim: type[AdamW], diagnose_every: int |
         made.update(0, made.objective.collect(0)[0])
     before = everything(tried)
     assert bool(before[1]) == begun
-    assert len(fitting.climb(tried, case, meter)) == 4
+    assert len(probes.probe_all(tried, case, meter)) == 4
     assert everything(tried) == before == everything(plain)
     for made in (tried, plain):
         made.update(1, made.objective.collect(1)[0])
@@ -240,7 +240,7 @@ def test_a_probe_is_a_whole_step_of_two_micro_batches(monkeypatch: pytest.Monkey
         return metrics
 
     monkeypatch.setattr(Trainer, "update", spied)
-    fitting.climb(made, replace(CASE, rows=7), Meter())
+    probes.probe_all(made, replace(CASE, rows=7), Meter())
     counts = [(1, 2), (2, 4), (4, 7), (7, 7)]
     assert seen == [(n, rows, rows * LONGEST, told) for n, rows in counts for told in (False, True, False)]
     assert len(steps) == len(seen), "one optimizer step each"
@@ -353,7 +353,7 @@ def test_sampling_and_evaluation_are_tried_at_the_size_that_they_have(monkeypatc
     drawn = Drawn(meter, 100, monkeypatch)
     made = tiny_trainer(meter)
     before = everything(made)
-    rungs = fitting.climb(made, replace(CASE, rows=4), meter, [SAMPLED, EVALUATED])
+    rungs = probes.probe_all(made, replace(CASE, rows=4), meter, [SAMPLED, EVALUATED])
     assert everything(made) == before
     assert drawn.calls == [(2, 8, 0.7), (4, 16, 0.7), (8, 32, 0.7), (1, 1, 0.0), (2, 2, 0.0)]
     assert [(rung.what, rung.rows, rung.peak_gib) for rung in rungs] == [
@@ -361,7 +361,7 @@ def test_sampling_and_evaluation_are_tried_at_the_size_that_they_have(monkeypatc
         *(("sampling", n, n) for n in (8, 16, 32)),
         *(("evaluation", n, n) for n in (1, 2)),
     ]
-    assert fitting.best(rungs, CASE, 0.0) in (1, 2, 4), "not a batch that was decoded"
+    assert probes.best_size(rungs, CASE, 0.0) in (1, 2, 4), "not a batch that was decoded"
     probes.refuse_what_cannot_be_decoded(rungs, [SAMPLED, EVALUATED])
     assert "sampling" in probes.table(rungs, meter.limit)
 
@@ -380,7 +380,7 @@ def test_recorded_steps_have_their_memory_while_updates_are_tried(monkeypatch: p
     made = tiny_trainer(meter)
     made.policy.replays = Replays(record)
     monkeypatch.setattr(Trainer, "update", update)
-    rungs = fitting.climb(made, replace(CASE, rows=2), meter, [SAMPLED])
+    rungs = probes.probe_all(made, replace(CASE, rows=2), meter, [SAMPLED])
     assert seen
     assert all(seen)
     assert {rung.what for rung in rungs} == {"update", "sampling"}
@@ -392,7 +392,7 @@ def test_a_batch_that_cannot_be_decoded_is_one_line(
 ) -> None:
     meter = Meter(fixed)
     drawn = Drawn(meter, most, monkeypatch)
-    rungs = fitting.climb(tiny_trainer(meter), replace(CASE, rows=2), meter, [SAMPLED])
+    rungs = probes.probe_all(tiny_trainer(meter), replace(CASE, rows=2), meter, [SAMPLED])
     assert len(drawn.calls) == calls
     assert rungs[-1].rows == 32
     with pytest.raises(
@@ -461,7 +461,7 @@ def test_a_cpu_that_has_no_more_memory_ends_the_ladder(monkeypatch: pytest.Monke
         return torch.empty(1 << 60) if len(micro.tokens) > 4 else loss(micro)
 
     made.objective.loss = greedy_for_memory  # type: ignore[method-assign]
-    assert fitting.climb(made, CASE, meter)[-1] == Rung(8, None, None, None)
+    assert probes.probe_all(made, CASE, meter)[-1] == Rung(8, None, None, None)
 
 
 # ---- a batch that grows ---------------------------------------------------------------------------------------------
@@ -501,7 +501,7 @@ def test_a_step_has_as_many_prompts_as_one_micro_batch_holds(
             finder(given).grow(made, tmp_path, resumed=False)
         assert (found.value.key, found.value.value) == ("grpo.prompts_per_step", expected)
         with monkeypatch.context() as patch:
-            patch.setattr(fitting, "ascend", None)  # what was just found is not found anew
+            patch.setattr(fitting, "probe_updates", None)  # what was just found is not found anew
             (last := finder(expected)).grow(made, tmp_path, resumed=False)
     assert everything(made) == before
     assert last.growth["prompts_per_step"] == expected
@@ -637,7 +637,7 @@ def test_a_run_grows_and_says_so_in_its_configuration(
 ) -> None:
     words = "debug=fast model=fresh_nano model.n_layer=1 model.n_head=2 model.n_embd=16 grpo.group_size=3"
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(fitting, "SIZES", (2, 4, 8, 12))
+    monkeypatch.setattr(probes, "SIZES", (2, 4, 8, 12))
     monkeypatch.setattr(
         sys, "argv", ["train", *words.split(), "hardware.fit=true", "hardware.grow=batch", "hydra.run.dir=run"]
     )
@@ -657,7 +657,7 @@ def test_a_run_grows_and_says_so_in_its_configuration(
 def test_prompts_of_a_step_are_counted_in_tasks_within_tasks() -> None:
     task = {"prompts": 2, "rows": 2, "tasks": {"P": {"prompts": 2}, "A": {"prompts": 7}}}
     expected = {"prompts": 9, "rows": 2, "tasks": {"P": {"prompts": 9}, "A": {"prompts": 7}}}
-    assert asking.with_prompts(task, 2, 9) == expected
+    assert parts.with_prompts(task, 2, 9) == expected
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no peak of a process elsewhere")
@@ -670,7 +670,7 @@ def test_a_batch_is_not_larger_than_the_data(
     white, black = ([line for line in embedded if f" {colour} " in json.loads(line)["fen"]] for colour in "wb")
     (tmp_path / "six.jsonl").write_text("\n".join([*white[:3], *black[:3]]) + "\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(fitting, "SIZES", (1, 4, 6, 8))
+    monkeypatch.setattr(probes, "SIZES", (1, 4, 6, 8))
     monkeypatch.setattr(sys, "argv", ["train", *words.split(), *more])
     door.enter(train.train, "config")
     assert "grpo.prompts_per_step=6, of 2 given" in capsys.readouterr().out

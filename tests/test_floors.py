@@ -14,7 +14,9 @@ PACKAGE = Path(__file__).resolve().parent.parent / "rookexp"
 # import its own floor and those below, on floor 2 only those below and its own folder.
 FLOORS = {
     **dict.fromkeys(["__init__", "types", "errors", "compiling", "kernels"], 0),
-    **dict.fromkeys(["ops", "returns", "schedule", "chess_text", "config.check", "verdict", "statistics"], 1),
+    **dict.fromkeys(
+        ["ops", "returns", "schedule", "chess_text", "config.check", "config.hints", "verdict", "statistics"], 1
+    ),
     **dict.fromkeys(["draw", "lookup", "shares", "core_wait", "files"], 1),
     **dict.fromkeys(["losses", "aggregation", "kl", "coefficients", "baselines", "reference"], 2),
     **dict.fromkeys(["generate", "tokenizers", "optim", "models", "tasks", "rewards"], 2),
@@ -26,7 +28,7 @@ FLOORS = {
     ),
     "config.environment": 4,
     **dict.fromkeys(["config", "run_folder.labels", "run_folder.hub", "run_folder.resume_checks"], 5),
-    **dict.fromkeys(["asking", "build", "session", "dry_run", "sweep", "benchmark"], 5),
+    **dict.fromkeys(["parts", "build", "session", "dry_run", "sweep", "benchmark"], 5),
     **dict.fromkeys(["train", "data", "pretrain", "evaluate", "doctor", "compare", "export", "uci", "bench"], 5),
 }
 DOORS = ("train", "data", "pretrain", "evaluate", "doctor", "compare", "export", "uci", "bench")

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from rookexp import coefficients, kl, losses
 from rookexp.aggregation import BY_NAME
 from rookexp.baselines import GroupMean, Rloo
-from rookexp.config import check
+from rookexp.config import hints
 from rookexp.draw import Sampling
 from rookexp.objectives.grpo import GRPO
 from rookexp.types import Experience, Rollouts, Scores
@@ -466,5 +466,5 @@ def test_known_metrics_are_token_means_whatever_the_aggregation(aggregation: str
     ],
 )
 def test_ranges(name: str, good: list[Any], bad: list[Any]) -> None:
-    hint = check.type_hints(GRPO)[name]
-    assert [check.fits(value, hint) for value in good + bad] == [True] * len(good) + [False] * len(bad)
+    hint = hints.type_hints(GRPO)[name]
+    assert [hints.fits(value, hint) for value in good + bad] == [True] * len(good) + [False] * len(bad)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import chess
 import pytest
 
-from rookexp import chess_text
-from rookexp.errors import DataError
-from rookexp.examination.heldout import prompt_of, read_documents, tasks_of
+from rookexp import chess_text, tokenizers
+from rookexp.errors import ConfigError, DataError
+from rookexp.examination.heldout import prompt_of, read_documents, tasks_of, token_documents
 
+CORPUS = Path("corpus/train.txt")
 BACK = "r5k1/5ppp/8/8/8/8/5PPP/6K1 b - - 0 20"
 P_DOCUMENT = chess_text.build_p(BACK, ["h7h6", "a8a1"], [400, 99_999], "h7h6")
 
@@ -115,3 +119,25 @@ def test_a_prompt_is_the_beginning_of_its_document() -> None:
     for text in ("P: nonsense", "A: nonsense", "P: " + "nonsense " * 40):
         with pytest.raises(DataError, match=r"^.{10,62}: (its moves|no whole A).*; mend or remove it$"):
             prompt_of(text, "bare")
+
+
+def tokenized(texts: list[str], places: int) -> Any:
+    config = SimpleNamespace(n_positions=places)
+    policy = SimpleNamespace(tokenizer=tokenizers.characters(), model=SimpleNamespace(config=config))
+    return token_documents(policy, CORPUS, texts)  # type: ignore[arg-type]
+
+
+def test_documents_are_their_tokens_and_an_end_with_their_prompts_counted() -> None:
+    texts = ["P: 8/8 w  M: a1a2 E: 1 B: a1a2", "L: 8/8 M:", "A: no prompt"]
+    found, letters = tokenized(texts, 99), tokenizers.characters()
+    assert found.flat.tolist() == [i for text in texts for i in (*letters.encode(text), letters.eot_id)]
+    assert found.lengths.tolist() == [len(text) + 1 for text in texts]
+    assert found.prompt_lengths.tolist() == [texts[0].index("M:") + 2, len(texts[1]), 0]
+
+
+def test_a_document_may_fill_every_position_and_have_its_end_beyond() -> None:
+    assert tokenized(["P: 8/8 M: ", "A: x"], 10).lengths.tolist() == [11, 5]
+    with pytest.raises(ConfigError, match=rf"{CORPUS}: a document takes 10 positions, and the model has 9; leave"):
+        tokenized(["P: 8/8 M: ", "A: x"], 9)
+    with pytest.raises(DataError, match=rf"{CORPUS}: empty; make it"):
+        tokenized([], 10)

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from tiny import Record
 
 from rookexp import aggregation, baselines, build, kl
-from rookexp.config import check, composing, nodes
+from rookexp.config import check, composing, hints, nodes
 from rookexp.errors import ConfigError
 from rookexp.objectives.grpo import GRPO
 
@@ -287,10 +287,10 @@ def words() -> list[str]:
     groups = ("loss", "kl", "baseline", "reference", "grpo", "reward", "optim")
     found = [f"{group}-{path.stem}" for group in groups for path in sorted((CONF / group).glob("*.yaml"))]
     found += [f"kl_type-{word}" for word in kl.TYPES] + [f"aggregation-{word}" for word in aggregation.BY_NAME]
-    hints = check.type_hints(GRPO)
-    found += [f"{key}-{w}" for key in sorted(hints) for w in check.literal_words(hints[key])]
-    found += [f"std-{word}" for word in check.literal_words(check.type_hints(baselines.GroupMean)["std"])]
-    found += [f"credit-{word}" for word in check.literal_words(check.type_hints(baselines.Process)["credit"])]
+    of_grpo = hints.type_hints(GRPO)
+    found += [f"{key}-{w}" for key in sorted(of_grpo) for w in hints.literal_words(of_grpo[key])]
+    found += [f"std-{word}" for word in hints.literal_words(hints.type_hints(baselines.GroupMean)["std"])]
+    found += [f"credit-{word}" for word in hints.literal_words(hints.type_hints(baselines.Process)["credit"])]
     return found
 
 

@@ -29,7 +29,7 @@ from rookexp.run_folder import resume_checks, run_info
 from rookexp.stop import Stop
 from rookexp.sweep import job
 from rookexp.track import JsonlTracker
-from rookexp.trainer import Trainer
+from rookexp.trainer import Trainer, refuse_diverged
 
 TINY = "model=fresh_nano model.n_layer=1 model.n_head=2 model.n_embd=16 hardware=cpu hardware.precision=fp32"
 TRAIN = f"debug=fast {TINY} optim.lr=0.01 kl.coef=0.5 kl.warmup=1 hardware.threads=1 steps=4"
@@ -395,11 +395,11 @@ def test_no_checkpoint_is_made_of_weights_that_an_update_has_broken(
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_one_broken_weight_is_found_by_its_tensors_name(value: float) -> None:
     model = policy()
-    session.refuse_diverged(3, model)
+    refuse_diverged(3, model)
     with torch.no_grad():
         model.blocks[0].c_fc.weight[1, 2] = value
     with pytest.raises(TrainingDiverged, match=r"^step 3: its update left 'blocks\.0\.c_fc\.weight' with values"):
-        session.refuse_diverged(3, model)
+        refuse_diverged(3, model)
 
 
 def test_a_checkpoints_folder_is_no_runs(shell: Shell, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -85,6 +85,16 @@ def test_where_nothing_is_right_little_is_tried() -> None:
     assert count == probe.MOST
 
 
+def test_a_value_that_is_right_beside_the_first_right_ones_alone_is_found() -> None:
+    def wrong(config: Mapping[str, Any]) -> bool:
+        if config["c"] == "2":
+            return (config["a"], config["d"]) != ("1", "1")
+        return config["a"] == "0" and int(config["d"]) < 25
+
+    points = tried(["a=0,1", "c=0,1,2", f"d={','.join(map(str, range(30)))}"], wrong)
+    assert points[-1] == {"a": "1", "c": "2", "d": "1"}
+
+
 def test_a_value_that_is_right_late_in_the_grid_is_found() -> None:
     def wrong(config: Mapping[str, Any]) -> bool:
         return config["a"] == "2" and config["b"] != "6"

@@ -86,3 +86,10 @@ def test_intervals_and_seeds_and_long_lists() -> None:
     assert wording._first(letters[:6]) == "a, b, c, d, e, f"
     assert wording._first(letters) == "a, b, c, d, e, f and 2 more"
     assert wording._first(letters, most=7) == "a, b, c, d, e, f, g and 1 more"
+
+
+def test_two_sweeps_may_have_the_same_point(tmp_path: Path) -> None:
+    for sweep in ("first", "second"):
+        make(tmp_path / sweep / "0", trial=0)
+    found = points.compare([tmp_path / "first", tmp_path / "second"])
+    assert wording.said(found)[0] == "second/#0 has the settings of first/#0."

@@ -106,7 +106,7 @@ def _one(point: Point, figure: str) -> list[str]:
 
 def _two(base: Point, other: Point, comparison: Comparison) -> list[str]:
     shown = _first([f"{key} {before} → {after}" for key, before, after in changes(base, other)])
-    lines = [f"{other.name} differs from {base.name} in {shown}."]
+    lines = [f"{other.name} {f'differs from {base.name} in {shown}' if shown else f'has the settings of {base.name}'}."]
     found = comparison.beside[other.name].get(comparison.main)
     lines.append(_judged(base, other, comparison.main, found))
     if isinstance(found, Difference) and found.n < statistics.MIN_SEEDS:

@@ -7,6 +7,7 @@ from typing import Any
 
 from rookexp.config import check
 from rookexp.config.nodes import Config
+from rookexp.draw import Sampling
 from rookexp.run_folder import runs
 
 Flat = Mapping[str, Any]  # a configuration by dotted keys
@@ -25,6 +26,21 @@ def check_moment(reference: Config, steps: int) -> None:
     if reference.get("at", 0) > steps:
         why = f"it would never come: the run ends with steps={steps}; allowed: 1 to {steps}"
         raise check.refusal("reference.at", reference["at"], why)
+
+
+def check_lengths(config: Config, own: Mapping[str, Sampling], n_positions: int) -> None:
+    """Raises: ConfigError for a `max_new_tokens`, by which a loss may be divided, that leaves no room for a prompt."""
+    lengths = {f"{key}.max_new_tokens": config[key].get("max_new_tokens", 1) for key in ("grpo", "eval")}
+    lengths |= {f"task.sampling.{kind}.max_new_tokens": each.max_new_tokens for kind, each in own.items()}
+    refuse_longer(lengths, n_positions)
+
+
+def refuse_longer(lengths: Mapping[str, int], n_positions: int) -> None:
+    """Raises: ConfigError naming the key of a completion's length that the model's positions do not hold."""
+    for key, length in lengths.items():
+        if length >= n_positions:
+            why = f"the model has {n_positions} positions; allowed: at most {n_positions - 1}"
+            raise check.refusal(key, length, why)
 
 
 def notes(config: Config, typed: Sequence[str]) -> list[str]:

@@ -16,9 +16,15 @@ from rookexp.errors import ConfigError, DataError
 from rookexp.examination import exam_page
 from rookexp.examination.answers import Answers
 from rookexp.examination.exam_page import Part, Shown
-from rookexp.examination.heldout import distinct, prompt_of, read_documents, refuse_wrong, tasks_of
+from rookexp.examination.heldout import (
+    distinct,
+    prompt_of,
+    read_documents,
+    refuse_wrong,
+    tasks_of,
+    token_documents,
+)
 from rookexp.files import write_atomic
-from rookexp.objectives.likelihood import Documents
 from rookexp.policies import Pretrained
 from rookexp.rewards.engine import ALL_MOVES, Lasting, Stockfish
 from rookexp.tasks import games, made, mates
@@ -41,7 +47,6 @@ class Exam:
     """A model's answers to prompts that it has not been trained on, and their figures."""
 
     policy: Pretrained
-    tokenized: Callable[[Path, Sequence[str]], Documents]
     autocast: Autocast
     head_chunk: int
     name: str
@@ -142,7 +147,7 @@ class Exam:
             about += f"; left out: {len(texts) - len(different)} that repeat a question"
         try:
             prompts = [prompt_of(gold, self.style or "bare") for gold in golds]
-            tokens = self.tokenized(file, golds)
+            tokens = token_documents(self.policy, file, golds)
             for gold in golds:
                 if gold.startswith("P: "):
                     best_moves(gold)

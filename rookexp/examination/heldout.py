@@ -1,4 +1,4 @@
-"""Files of held-out documents: the documents in them, and the prompts that are asked."""
+"""Files of documents: the documents in them, their tokens, and the prompts that are asked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from rookexp import chess_text
-from rookexp.errors import DataError, why
+from rookexp.errors import ConfigError, DataError, why
+from rookexp.objectives.likelihood import Documents
+from rookexp.policies import Pretrained
 from rookexp.tasks import shards
 from rookexp.tasks.environment import Unobservable, document_of, question_of
 from rookexp.tasks.released import single_document
@@ -46,6 +48,23 @@ def read_documents(file: Path) -> list[str]:
         except ValueError as error:
             raise DataError(f"{file}, {place}: {error}; mend or remove it") from error
     return [text for text in found if text]
+
+
+def token_documents(policy: Pretrained, file: Path, texts: Sequence[str]) -> Documents:
+    """The texts of a file as tokens, each followed by end-of-text, with the number of its prompt tokens.
+
+    Raises: DataError if there are no texts; ConfigError if one is longer than the model's positions allow.
+    """
+    if not texts:
+        raise DataError(f"{file}: empty; make it with `python -m rookexp.data`")
+    cuts = [len(chess_text.prompt_of(text)) for text in texts]
+    eot_id, n_positions = policy.tokenizer.eot_id, policy.model.config.n_positions
+    found = Documents(([*ids, eot_id], prompt) for ids, prompt in policy.tokenizer.encode_cut(texts, cuts))
+    longest = int(found.lengths.max())
+    if longest > n_positions + 1:  # the last token is only predicted, never an input
+        said = f"{file}: a document takes {longest - 1} positions, and the model has {n_positions}"
+        raise ConfigError(f"{said}; leave such out, or take a model with more, by model.n_positions if it is a new one")
+    return found
 
 
 def _listed(file: Path) -> Sequence[Any]:

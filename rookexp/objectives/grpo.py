@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from rookexp import kl, losses, ops, returns
 from rookexp.coefficients import Coefficient
 from rookexp.draw import Sampling
-from rookexp.errors import ConfigError
 from rookexp.objectives.completion_positions import completions_of
 from rookexp.objectives.critic import ValueHead
-from rookexp.objectives.rollout_metrics import completion_rows, rollout_metrics
+from rookexp.objectives.grpo_choices import refuse_contradictions
+from rookexp.objectives.rollout_metrics import completion_rows, kl_share_of_rewards, rollout_metrics
 from rookexp.objectives.rollouts import RolloutSource, SamplingPolicy, Task
 from rookexp.reference import Sync
 from rookexp.returns import Advantages, Baseline, TokenRewards
@@ -65,10 +65,8 @@ class GRPO:
     on_completions: Callable[[int, Sequence[dict[str, Any]]], None]
 
     def __post_init__(self) -> None:
-        self._refuse_what_cannot_work()
+        refuse_contradictions(self)
         self.max_new_tokens = max(each.max_new_tokens for each in (self.sampling, *self.own_sampling.values()))
-        self.kl_in_reward = self.kl_placement == "reward"
-        self.mask_truncated = self.truncated == "masked"
         self.source = RolloutSource(
             policy=self.policy,
             tokenizer=self.tokenizer,
@@ -100,34 +98,6 @@ class GRPO:
             self.modules["value_head"] = self.value_head
             self.heads[self.value_head] = self.baseline.value_lr
 
-    def _refuse_what_cannot_work(self) -> None:
-        """Checks the choices. Raises: ConfigError for those that contradict each other, with the reason."""
-        if self.group_size == 1 and self.baseline.needs_groups:
-            raise ConfigError(
-                "grpo.group_size=1: a lone completion has no others to be compared with; allowed: 2 or more, "
-                "or a baseline that does not compare (baseline=ema, none, reinforce_pp or gae)"
-            )
-        if self.reference_sync.needed and not self.coefficient.can_be_nonzero:
-            raise ConfigError(
-                f"reference={type(self.reference_sync).__name__} with kl={type(self.coefficient).__name__}: there is "
-                "no reference to go back to; choose reference=never, or a kl that needs one"
-            )
-        if self.policy_loss.whole_rows and not self.baseline.whole_rows:
-            raise ConfigError(
-                f"loss={type(self.policy_loss).__name__} with baseline={type(self.baseline).__name__}: the loss has "
-                "one ratio a completion and needs one advantage a completion, the baseline gives one a token; "
-                "choose loss=gspo_token or clip, or a baseline other than gae, process and reinforce_pp"
-            )
-        keys = {"grpo": self.sampling, **{f"task.sampling.{kind}": each for kind, each in self.own_sampling.items()}}
-        limit, key = min((each.max_new_tokens, f"{key}.max_new_tokens") for key, each in keys.items())
-        if self.overlong_buffer is not None and self.overlong_buffer > limit:
-            raise ConfigError(f"grpo.overlong_buffer={self.overlong_buffer}: allowed: null, or at most {key}={limit}")
-        if self.dead_groups != "kept" and not self.baseline.needs_groups:
-            raise ConfigError(
-                f"grpo.dead_groups={self.dead_groups} with baseline={type(self.baseline).__name__}: it does "
-                "not compare within the group, equal rewards teach, too; allowed: kept, or a baseline that compares"
-            )
-
     # ---- collect ------------------------------------------------------------------------------------------------
 
     def collect(self, step: int) -> tuple[Experience, dict[str, float]]:
@@ -153,10 +123,12 @@ class GRPO:
             metrics["sampler/abs_logprob_error"] = float(error)
             experience = replace(experience, logprobs=seen["logprobs"])
         found = self._advantages(rollouts, scores, kept, seen)
-        if self.kl_in_reward and self.reference is not None:
-            pays = self._pays_kl() and bool(kept.any())
-            rewards = scores.rewards.to(kept.device)
-            metrics["kl_share"] = self._share_of_rewards(rewards[kept], seen["kl"][kept]) if pays else 0.0
+        if self.kl_placement == "reward" and self.reference is not None:
+            metrics["kl_share"] = 0.0
+            if self._pays_kl() and kept.any():
+                penalties = self.coefficient.now() * seen["kl"][kept].sum(1)
+                outcomes = scores.rewards.to(kept.device)[kept]
+                metrics["kl_share"] = kl_share_of_rewards(penalties, outcomes, self.group_size)
         experience = replace(experience, advantages=found.advantages)
         if found.returns is not None:
             explained = returns.explained_variance(seen["values"], found.returns, rollouts.mask)
@@ -169,7 +141,7 @@ class GRPO:
     def _experience(self, rollouts: Rollouts, kept: Bool[Tensor, " n"]) -> Experience:
         """The rollouts, with weights on the kept rows' completion tokens; advantages, values and returns are 0."""
         # Overlong filtering: a truncated row counts in N, without a weight (DAPO, arXiv 2503.14476, section 3.4).
-        mask = rollouts.mask & ~rollouts.truncated[:, None] if self.mask_truncated else rollouts.mask
+        mask = rollouts.mask & ~rollouts.truncated[:, None] if self.truncated == "masked" else rollouts.mask
         zeros = torch.zeros_like(rollouts.logprobs)
         weights = zeros.clone()
         if kept.any():
@@ -231,25 +203,9 @@ class GRPO:
         advantages = found.advantages if limit is None else found.advantages.clamp(-limit, limit)
         return Advantages(whole(advantages), None if found.returns is None else whole(found.returns))
 
-    def _share_of_rewards(self, outcomes: Float[Tensor, " n"], kl_nats: Float[Tensor, "n t"]) -> float:
-        """a / (a + b) for the spreads of the divergences in the reward (a) and of the outcome rewards (b); 0 if a is 0.
-
-        Spread: the mean |x - mean| within a group, or within the step for groups of one. Whatever the baseline divides
-        by divides both.
-        """
-        paid = self.coefficient.now() * kl_nats.sum(1)
-        size = self.group_size if self.group_size > 1 else len(paid)
-
-        def spread(x: Float[Tensor, " n"]) -> float:
-            groups = x.view(-1, size)
-            return float((groups - groups.mean(1, keepdim=True)).abs().mean())
-
-        a, b = spread(paid), spread(outcomes)
-        return a / (a + b) if a else 0.0
-
     def _pays_kl(self) -> bool:
         """Whether this step's rewards include the divergence, with a coefficient above 0."""
-        return self.kl_in_reward and self.coefficient.now() > 0
+        return self.kl_placement == "reward" and self.coefficient.now() > 0
 
     @torch.no_grad()
     def _training_forward(self, experience: Experience, mask: Tensor) -> dict[str, Tensor]:
@@ -294,7 +250,7 @@ class GRPO:
         row = at // (micro.tokens.shape[1] - 1)
         logprobs, entropy, now = stats.logprobs, stats.entropy, stats.logprobs.detach()
         old = now if self.single_update and not self.exact_sampler else sampled
-        beta = 0.0 if self.kl_in_reward else self.coefficient.now()
+        beta = 0.0 if self.kl_placement == "reward" else self.coefficient.now()
 
         terms = {"policy": ops.weighted_sum(self.policy_loss.per_token(logprobs, old, advantages, row), weights)}
         if stats.ref is not None and beta:
@@ -367,7 +323,7 @@ class GRPO:
         tokens = round(metrics["completions/mean_length"] * self.rows)  # including those without a weight
         self.coefficient.observe(kl_nats, tokens=tokens, rows=self.rows)
         self.reference_sync.update(step + 1, cast("nn.Module", self.reference), cast("nn.Module", self.policy))
-        if kl_nats is None or self.kl_in_reward:  # None: no token counted, as every group was dropped
+        if kl_nats is None or self.kl_placement == "reward":  # None: no token counted, as every group was dropped
             return {"kl_coef": beta}
         penalty = beta * kl_nats
         pull = penalty + metrics["advantage/abs_mean"]

@@ -43,6 +43,22 @@ def rollout_metrics(rollouts: Rollouts, scores: Scores, dead: Bool[Tensor, " p"]
     return {name: float(value) for name, value in values.items()}
 
 
+def kl_share_of_rewards(penalties: Float[Tensor, " n"], outcomes: Float[Tensor, " n"], group_size: int) -> float:
+    """a / (a + b) for the spreads of the divergences in the reward (a) and of the outcome rewards (b); 0 if a is 0.
+
+    `penalties`: beta times each completion's divergence. Spread: the mean |x - mean| within a group, or within the step
+    for groups of one. Whatever the baseline divides by divides both.
+    """
+    size = group_size if group_size > 1 else len(outcomes)
+
+    def spread(x: Float[Tensor, " n"]) -> float:
+        groups = x.view(-1, size)
+        return float((groups - groups.mean(1, keepdim=True)).abs().mean())
+
+    a, b = spread(penalties), spread(outcomes)
+    return a / (a + b) if a else 0.0
+
+
 def completion_rows(rollouts: Rollouts, scores: Scores, advantages: Float[Tensor, " n"]) -> list[dict[str, Any]]:
     """One row per completion for the completions table; `advantages` are means over each completion's tokens."""
     flat, rewards, truncated = advantages.tolist(), scores.rewards.tolist(), rollouts.truncated.tolist()

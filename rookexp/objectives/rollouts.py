@@ -83,12 +83,12 @@ class RolloutSource:
         """
         again = (attempt,) if attempt else ()
         parts, rows = [], []
-        for some, way in self.batches(prompts):
+        for some, sampling in self.batches(prompts):
             places = [(p, g) for p in some for g in range(self.group_size)]
             seeds = [ops.seed_of(self.seed, "rollout", step, p, g, *again) for p, g in places]
             ids = [prompts[p].ids for p in some]
             with self.autocast():
-                parts.append(generate.sample(self.policy, ids, seeds, way, self.tokenizer.eot_id))
+                parts.append(generate.sample(self.policy, ids, seeds, sampling, self.tokenizer.eot_id))
             rows += [p * self.group_size + g for p, g in places]
         samples = parts[0] if len(parts) == 1 else joined(parts, rows, self.tokenizer.eot_id)
         temperatures = samples.logprobs.new_tensor([self.sampling_of(prompt).temperature for prompt in prompts])
@@ -110,9 +110,9 @@ class RolloutSource:
 
     def batches(self, prompts: Sequence[Prompt]) -> Iterator[tuple[list[int], Sampling]]:
         """For each distinct sampling setting, the indices of the prompts that use it, and the setting."""
-        ways = [self.sampling_of(prompt) for prompt in prompts]
-        for way in dict.fromkeys(ways):
-            yield [p for p, other in enumerate(ways) if other == way], way
+        samplings = [self.sampling_of(prompt) for prompt in prompts]
+        for sampling in dict.fromkeys(samplings):
+            yield [p for p, other in enumerate(samplings) if other == sampling], sampling
 
     def score(self, rollouts: Rollouts) -> Scores:
         """The scores; the penalty on long completions, part `overlong` (-1 to 0), is added to the rewards.

@@ -24,7 +24,7 @@ from rookexp.chess_text import (
     win_probability,
 )
 from rookexp.errors import DataError, PartError
-from rookexp.rewards.rows import Row, clamped, completions_each, scored
+from rookexp.rewards.rows import Row, completions_each, scored
 from rookexp.types import Prompt, Scores, Stages
 
 BEST_MISSING, BEST_ILLEGAL, BEST_UNRANKED, RANK_STEP = -0.5, -1.0, 0.1, 0.2
@@ -107,7 +107,7 @@ class PolicyReward(PJudged):
         candidates = candidates_component(answer, asked.truth, asked.legal)
         evals = evals_component(answer, asked.truth, asked.legal)
         total = self.total(best, candidates, evals)
-        return {"reward": clamped(total, -1.0, 1.0), "best": best, "candidates": candidates, "evals": evals}
+        return {"reward": max(-1.0, min(1.0, total)), "best": best, "candidates": candidates, "evals": evals}
 
     def total(self, best: Number, candidates: Number, evals: Number) -> Number:
         """The weighted sum of the components."""

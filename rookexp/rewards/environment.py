@@ -18,7 +18,7 @@ from rookexp.chess_text import (
     parse_a_prompt,
 )
 from rookexp.errors import DataError
-from rookexp.rewards.rows import Row, clamped, scored
+from rookexp.rewards.rows import Row, scored
 from rookexp.types import Prompt, Scores
 
 FEN_RIGHT, FEN_WRONG, FEN_SIMILAR, SUFFIX_NONE, SUFFIX_SIMILAR = 0.8, -0.8, 0.6, -0.2, 0.4
@@ -95,7 +95,7 @@ class Levenshtein(AJudged):
         fen, suffix = similarity(given.answer.new_fen, truth.new_fen), given.text.partition("+")[2]
         tail = similarity(suffix, true_suffix)
         head = FEN_RIGHT if given.fen.strict else FEN_WRONG + FEN_SIMILAR * fen
-        reward = clamped(head + (SUFFIX_NONE + SUFFIX_SIMILAR * tail), -1.0, 1.0)
+        reward = max(-1.0, min(1.0, head + (SUFFIX_NONE + SUFFIX_SIMILAR * tail)))
         return {"reward": reward, "fen": fen, "suffix": tail}
 
 

@@ -29,8 +29,3 @@ def scored(prompts: Sequence[Prompt], texts: Sequence[str], reader: Callable[[Pr
         rows += map(reader(prompt), texts[p * group : (p + 1) * group])
     columns = {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
     return Scores(rewards=columns.pop("reward"), parts=columns)
-
-
-def clamped(value: float, low: float, high: float) -> float:
-    """`value` held within [low, high]."""
-    return max(low, min(high, value))

@@ -1,12 +1,14 @@
-"""What a resumed run must keep, so that its folder stays one run: its measure, and in a sweep all its settings."""
+"""Where a run begins, and what a resumed one must keep to stay one run: its measure, in a sweep all its settings."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rookexp import checkpoint
+from rookexp import checkpoint, track
 from rookexp.comparison import measures
 from rookexp.config import check
 from rookexp.errors import ConfigError
@@ -22,6 +24,39 @@ ASSETS = "/rookexp/assets/"  # wherever the package lies
 DATA = {"positions", "data", "corpus"}  # parts of keys that name files or folders of rows
 COMPUTED = ("precision", "device")  # of the resolved hardware settings: results depend on them
 SHOWN = 3  # keys in a message
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a run begins."""
+
+    step: int  # steps that are done
+    checkpoint: Path | None  # the state after them; None for a new run
+
+
+def find_start(resume: str | None, steps: int, folder: Path) -> Start:
+    """The newest checkpoint of the run folder `resume`, or a new run in `folder` if that is None. Loads no model.
+
+    Raises: ConfigError if `resume` has no checkpoint, if no step is left to do, or if a new run would mix its
+    checkpoints with another's.
+    """
+    if resume is None:
+        if (other := checkpoint.latest(folder)) is not None:
+            raise ConfigError(
+                f"{folder}: holds a run already ({other.name}); go on with it: {shlex.quote(f'resume={folder}')}, or "
+                "type another folder: hydra.run.dir=FOLDER, with -m hydra.sweep.dir=FOLDER"
+            )
+        return Start(0, None)
+    newest = checkpoint.latest(Path(resume))
+    if newest is None:
+        raise ConfigError(
+            f"resume={resume}: no checkpoint in it; allowed: a run folder with one, or null to start anew"
+        )
+    done = int(newest.name.rpartition("-")[2])
+    # One that was killed right before its summary goes on, if only to write that.
+    if done > steps or (done == steps and track.read_summary(Path(resume)).get("status") == "finished"):
+        raise check.refusal("steps", steps, f"{resume} is finished, with {done} steps done; allowed: more than {done}")
+    return Start(done, newest)
 
 
 def refuse_other(folder: Path, config: Mapping[str, Any], *, swept: bool) -> None:
@@ -88,7 +123,7 @@ def resolved_hardware(hardware: Hardware) -> dict[str, Any]:
 
 
 def tell_other_hardware(folder: Path, asked: str | None, here: Mapping[str, Any]) -> None:
-    """Prints where the resumed run in `folder` is computed otherwise than before; `here`: the result of `computed`.
+    """Prints where the resumed run in `folder` is computed otherwise than before; `here`: its `resolved_hardware`.
 
     That is allowed, for its weights are fp32 everywhere, but not to a job of a sweep whose `hardware.precision` was
     `asked` as auto: the sweep's points would differ by the precision, too.

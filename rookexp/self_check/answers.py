@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from rookexp.self_check.golds import Answers
 from rookexp.self_check.reciter import Reciter
-from rookexp.self_check.rehearsal import Answers, Finding, Rehearsal, Skipped, altered
+from rookexp.self_check.rehearsal import Finding, Rehearsal, Skipped, altered
 from rookexp.types import Prompt
 
 SAME_REWARD = 1e-6  # rewards that differ by less are equal

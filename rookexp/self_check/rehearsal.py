@@ -9,30 +9,22 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from rookexp import generate, per_task_sampling
-from rookexp.errors import ConfigError
 from rookexp.evaluation import Greedy
 from rookexp.objectives.grpo import GRPO
+from rookexp.self_check.golds import golds_of
 from rookexp.self_check.reciter import Reciter
 from rookexp.trainer import Trainer
-from rookexp.types import Experience, Prompt, Reward, Scores, Tokenizer, described
+from rookexp.types import Experience, Prompt, Reward, Scores, Tokenizer
 
 Part = TypeVar("Part")
 SURE = 0.01  # nats a token; a policy with a higher mean log-prob than -SURE is sure
-
-
-@runtime_checkable
-class Answers(Protocol):
-    """A task, or a reward, that knows right answers."""
-
-    def gold(self, prompt: Prompt) -> str | None:
-        """A completion of the prompt that earns the highest possible reward; None where only another part knows one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +94,14 @@ class Rehearsal:
         count = min(size.prompts, len(asked))
         self.prompts = tuple(asked[i * (len(asked) - 1) // max(1, count - 1)] for i in range(count))
         self.rows = min(size.rows, self.own.group_size)
-        ways = [self.own.source.sampling_of(prompt) for prompt in self.prompts]
-        self.tokens = min(size.tokens, *(way.max_new_tokens for way in ways))
-        self.filtered = any(way.top_k or way.top_p for way in ways)
-        by_prompt = torch.tensor([way.temperature for way in ways], device=self.device)
+        samplings = [self.own.source.sampling_of(prompt) for prompt in self.prompts]
+        self.tokens = min(size.tokens, *(sampling.max_new_tokens for sampling in samplings))
+        self.filtered = any(sampling.top_k or sampling.top_p for sampling in samplings)
+        by_prompt = torch.tensor([sampling.temperature for sampling in samplings], device=self.device)
         self.temperatures = by_prompt.repeat_interleave(self.rows)  # of each row, as configured
-        self.temperature = " and ".join(f"{each:g}" for each in dict.fromkeys(way.temperature for way in ways))
+        self.temperature = " and ".join(
+            f"{each:g}" for each in dict.fromkeys(sampling.temperature for sampling in samplings)
+        )
 
     def objective(self, autocast: Callable[[], AbstractContextManager[None]] = nullcontext, **of_source: Any) -> GRPO:
         """A copy of the objective, in fp32 unless `autocast` is given, whose experience has the sampler's log-probs.
@@ -115,7 +109,7 @@ class Rehearsal:
         `of_source`: attributes of its rollout source to replace.
         """
         source = self.own.source
-        short = {kind: replace(way, max_new_tokens=self.tokens) for kind, way in source.own_sampling.items()}
+        short = {kind: replace(sampling, max_new_tokens=self.tokens) for kind, sampling in source.own_sampling.items()}
         same = {"group_size": self.rows, "autocast": autocast}
         fixed = {"task": _Asked(self.prompts), "resamples": 0, "overlong_buffer": None}
         fixed |= {"sampling": replace(source.sampling, max_new_tokens=self.tokens), "own_sampling": short}
@@ -124,7 +118,7 @@ class Rehearsal:
             source=altered(source, **same | fixed | of_source),
             baseline=copy.deepcopy(self.own.baseline),
             dead_groups="kept",
-            mask_truncated=False,
+            truncated="kept",
             exact_sampler=True,
             on_completions=lambda step, rows: None,
             **same,
@@ -162,7 +156,7 @@ class Rehearsal:
         rows = range(self.rows)
         said = [scripts[p * self.rows + g] for some, _ in own.batches(self.prompts) for p in some for g in rows]
         objective = self.objective(policy=Reciter(self.policy, said), **whole)
-        objective.kl_in_reward, objective.advantage_clip = False, None  # so that advantages are of rewards alone
+        objective.kl_placement, objective.advantage_clip = "loss", None  # so that advantages are of rewards alone
         experience = objective.collect(self.subject.step)[0]
         return Recital(tuple(scripts), experience, tuple(reward.texts), tuple(reward.rewards))
 
@@ -275,34 +269,15 @@ class _Asked:
         return self.prompts
 
 
-def golds_of(prompts: Sequence[Prompt], reward: Reward, task: Any) -> tuple[tuple[Prompt, str], ...]:
-    """Each prompt with the reward's gold answer, if it has one, else the task's; prompts with neither are left out.
-
-    Raises: ConfigError for an answer that is no text, as user code may give.
-    """
-    knowing = [part for part in (reward, task) if isinstance(part, Answers)]
-
-    def gold_of(prompt: Prompt) -> str | None:
-        for part in knowing:
-            gold: Any = part.gold(prompt)
-            if gold is not None and not isinstance(gold, str):
-                raise ConfigError(f"{type(part).__name__}.gold gave {described(gold)}; wanted: a text, or None")
-            if gold is not None:
-                return gold
-        return None
-
-    answers = map(gold_of, prompts)
-    return tuple((prompt, answer) for prompt, answer in zip(prompts, answers, strict=True) if answer is not None)
-
-
 def gap(one: Tensor, other: Tensor) -> float:
     """The largest absolute difference; infinite for different shapes."""
     return float((one - other).abs().max()) if one.shape == other.shape else math.inf
 
 
 def altered(part: Part, **changes: Any) -> Part:
-    """A shallow copy with other attributes; what they hold is shared."""
+    """A shallow copy with other attributes, which the part must have; what they hold is shared."""
     twin = copy.copy(part)
     for name, value in changes.items():
+        assert hasattr(twin, name), name  # else one that was renamed would be changed in vain
         setattr(twin, name, value)
     return twin

@@ -68,9 +68,10 @@ def valid_jobs(
         else:
             for pair in point.items():
                 errors.setdefault(pair, error)
-    if left:
-        key, value = next(iter(left))
-        raise (error_of({**good, key: value}) if good else None) or errors[key, value]
+    for key, value in left:
+        error = error_of({**good, key: value}) if good else errors[key, value]
+        if error is not None:
+            raise error
     idle = [dict(across.idle(job, varied)) for job in jobs]
     for text, why in idle[0].items() if idle else ():
         if all(each.get(text, "").startswith("changes ") for each in idle):  # other notes are of values that act

@@ -48,7 +48,8 @@ class Sequenced(Task, Protocol):
         """The prompts at indices start, ..., start + count - 1."""
 
 
-Ways = Mapping[str, Mapping[str, float | None]]  # by kind of prompt: sampling settings other than the common ones
+# By kind of prompt: the sampling settings that are other than the common ones.
+SamplingOverrides = Mapping[str, Mapping[str, float | None]]
 
 
 class Several:
@@ -92,7 +93,7 @@ class Mixed(Several):
         shares: Mapping[str, Annotated[float, Gt(0)]],
         prompts: Annotated[int, Gt(0)],
         order: Literal["fixed", "epochs"],
-        sampling: Ways,
+        sampling: SamplingOverrides,
     ) -> None:
         if set(tasks) != set(shares):
             given = ", ".join(sorted(shares)) or "none"
@@ -165,7 +166,7 @@ class Phases(Several):
         phases: Annotated[Sequence[str], MinLen(1)],
         steps: Sequence[Annotated[int, Ge(1)] | None],
         total_steps: Annotated[int, Ge(1)],
-        sampling: Ways,
+        sampling: SamplingOverrides,
     ) -> None:
         if set(phases) != set(tasks):
             raise ConfigError(f"task.phases={list(phases)}: allowed: each of {', '.join(tasks)}, once or more")

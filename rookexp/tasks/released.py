@@ -15,7 +15,7 @@ from rookexp.chess_text import END_OF_TEXT, Annotation, EnvironmentPrompt, ListO
 from rookexp.errors import DataError
 from rookexp.tasks import shards
 from rookexp.tasks.environment import EnvironmentTask, Unobservable, is_legal, question_of
-from rookexp.tasks.mixed import Mixed, Sequenced, Ways
+from rookexp.tasks.mixed import Mixed, SamplingOverrides, Sequenced
 from rookexp.tasks.positions import position_key, split_of
 from rookexp.tasks.rookworld import PolicyTask, annotation_of
 from rookexp.types import Prompt, Tokenizer
@@ -82,7 +82,7 @@ class RookWorld:
         analysed: Annotated[float, Ge(0), Le(1)],
         list_order: ListOrder,
         black_best: Literal["corrected", "legacy"],
-        sampling: Ways,
+        sampling: SamplingOverrides,
         seed: Annotated[int, Ge(0)],
     ) -> None:
         self.data = data
@@ -141,7 +141,7 @@ class RookWorld:
                     seed=seed,
                 )
         # With p_share=0 or 1 one of the kinds in the configuration never occurs; its sampling settings are dropped.
-        self.sampling = {kind: way for kind, way in sampling.items() if kind not in "PA" or kind in self.shares}
+        self.sampling = {kind: keys for kind, keys in sampling.items() if kind not in "PA" or kind in self.shares}
         self.training = Mixed(tasks=tasks["train"], shares=self.shares, prompts=prompts, order=order, sampling={})
         self.evaluation = tasks["evaluation"]
 
