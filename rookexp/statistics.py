@@ -20,6 +20,7 @@ Word = Literal["higher", "lower", "higher?", "lower?", "within noise", "identica
 LEVEL = 0.95
 RESAMPLES = 2000
 ROUNDING = 1e-9  # of the largest value: values that differ by less count as equal
+SINGLE = 1e-6  # the same for paired differences, of the largest of the values compared: many are means in float32
 EXACT_FLIPS = 16  # up to this many differences, all sign patterns (65 536) are enumerated
 DRAWN_FLIPS = 20_000
 MIN_SEEDS = 3  # fewer differences have an interval too, but one that can be narrow by coincidence
@@ -44,18 +45,18 @@ class Difference:
     said: Word  # of a, compared with b
 
 
-def mean(values: Values, *, level: float = LEVEL) -> Interval:
+def mean(values: Values, *, level: float = LEVEL, rounding: float = 0.0) -> Interval:
     """The mean with Student's t interval; its bounds are NaN for values without a spread, and all is NaN for none.
 
-    One value has no spread, nor have several that are equal up to rounding, as on a coarse scale: an interval of
-    width 0 would claim a certainty that they do not give. Nor is there one with a value that is not finite, as a
+    One value has no spread, nor have several that are equal up to rounding (of their own, or up to `rounding` from
+    what they were computed of), as on a coarse scale: an interval of width 0 would claim a certainty that they do not give. Nor is there one with a value that is not finite, as a
     largest gradient norm may be. Exact for normal values only. With 3 values its half-width is 2.5 standard deviations,
     with 5 values 1.2, with 10 values 0.7.
     """
     y = np.asarray(values, float)
     if not len(y):
         return Interval(math.nan, math.nan, math.nan)
-    if not np.isfinite(y).all() or np.ptp(y) <= ROUNDING * np.abs(y).max():
+    if not np.isfinite(y).all() or np.ptp(y) <= max(ROUNDING * np.abs(y).max(), rounding):
         return Interval(float(y.mean()), math.nan, math.nan)
     half = student_t(len(y) - 1, level) * float(y.std(ddof=1)) / math.sqrt(len(y))
     return Interval(float(y.mean()), float(y.mean()) - half, float(y.mean()) + half)
@@ -100,7 +101,7 @@ def sign_flip_p(values: Values) -> float:
     return float(np.mean(sums >= sums[0] * (1 - 1e-9)))
 
 
-def same_within_noise(values: Values, *, comparisons: int = 1) -> bool | None:
+def same_within_noise(values: Values, *, comparisons: int = 1, rounding: float = 0.0) -> bool | None:
     """Whether paired differences are no evidence against 0; None if they cannot decide it. The one rule of all tables.
 
     True if Student's t interval at the level 1 - 0.05 / comparisons includes 0: with 11 points compared with one
@@ -108,14 +109,14 @@ def same_within_noise(values: Values, *, comparisons: int = 1) -> bool | None:
     says how large a difference these seeds could have missed. With 1 comparison, 3 seeds detect a difference of 3.3
     standard deviations of the differences 8 times in 10, 5 seeds one of 1.7, 10 seeds one of 1.0. With so few, it rests
     on the differences being about normal; `sign_flip_p` needs no such assumption and can show nothing below 6 seeds.
-    None for fewer than 3 differences, and for differences that are all equal, which have no interval, unless
-    `sign_flip_p` is at most 0.05 / comparisons: then False.
+    None for fewer than 3 differences, and for differences that are all equal, which have no interval (equal up to
+    `rounding`, too, see `mean`), unless `sign_flip_p` is at most 0.05 / comparisons: then False.
     """
     y = np.asarray(values, float)
     if len(y) < MIN_SEEDS or not np.isfinite(y).all():
         return None
     chance = (1 - LEVEL) / max(comparisons, 1)
-    found = mean(y, level=1 - chance)
+    found = mean(y, level=1 - chance, rounding=rounding)
     if math.isnan(found.low):
         return False if sign_flip_p(y) <= chance else None
     return found.low <= 0 <= found.high
@@ -124,9 +125,10 @@ def same_within_noise(values: Values, *, comparisons: int = 1) -> bool | None:
 def compared(a: Mapping[int, float], b: Mapping[int, float], *, comparisons: int = 1) -> Difference:
     """a compared with b over the seeds in common; `said` is the verdict by the rule of `same_within_noise`."""
     found = differences(a, b)
-    interval = mean(found)
+    rounding = SINGLE * max((abs(x) for values in (a, b) for x in values.values() if math.isfinite(x)), default=0.0)
+    interval = mean(found, rounding=rounding)
     way: Literal["higher", "lower"] = "higher" if interval.value > 0 else "lower"
-    same = same_within_noise(found)
+    same = same_within_noise(found, rounding=rounding)
     said: Word
     if len(found) >= MIN_SEEDS and not any(found):
         said = "identical"
@@ -134,7 +136,7 @@ def compared(a: Mapping[int, float], b: Mapping[int, float], *, comparisons: int
         said = "cannot tell"
     elif same:
         said = "within noise"
-    elif same_within_noise(found, comparisons=comparisons) is False:
+    elif same_within_noise(found, comparisons=comparisons, rounding=rounding) is False:
         said = way
     else:
         said = "higher?" if way == "higher" else "lower?"

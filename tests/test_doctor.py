@@ -104,6 +104,7 @@ HEALTHY: dict[str, dict[str, Any]] = {
     "cold": {"temperature": 0.7},
     "hot": {"temperature": 1.3},
     "very hot": {"temperature": 100.0},
+    "very cold": {"temperature": 0.01},
     "top_k": {"sampling": Sampling(temperature=0.8, top_k=5, top_p=0.9, max_new_tokens=LONGEST)},
     "lookup": {"sampling": Sampling(1.0, None, None, LONGEST, lookup=2)},
     "bf16": {"autocast": bf16, "exact_sampler": False},
@@ -537,6 +538,80 @@ def advantages_upside_down(patch: Patch) -> World:
     return World()
 
 
+def no_eps(patch: Patch) -> World:
+    patch.setattr(
+        baselines.GroupMean,
+        "forward",
+        lambda self, rewards, tasks: (rewards - rewards.mean(1, keepdim=True)) / rewards.std(1, keepdim=True),
+    )
+    return World()
+
+
+def advantages_of_the_next_group(patch: Patch) -> World:
+    compare = baselines.GroupMean.forward
+    patch.setattr(baselines.GroupMean, "forward", lambda self, *asked: compare(self, *asked).roll(1, 0))
+    return World()
+
+
+class Flipped(losses.Reinforce):
+    """Gives each token the advantage of another row."""
+
+    def __call__(self, logprobs: Tensor, old: Tensor, advantages: Tensor, row: Tensor) -> Tensor:
+        return super().__call__(logprobs, old, advantages.flip(0), row)
+
+
+class OneLate(losses.Reinforce):
+    """Gives each token the advantage of the one before it."""
+
+    def __call__(self, logprobs: Tensor, old: Tensor, advantages: Tensor, row: Tensor) -> Tensor:
+        return super().__call__(logprobs, old, advantages.roll(1), row)
+
+
+def flipped_loss(patch: Patch) -> World:
+    return World(objective={"policy_loss": Flipped()})
+
+
+def loss_one_late(patch: Patch) -> World:
+    return World(objective={"policy_loss": OneLate()})
+
+
+class VowelShare(Vowels):
+    """The share of vowels, without a thought for an empty text."""
+
+    def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
+        counts = torch.tensor([float(sum(letter in "aeiou" for letter in text)) for text in texts])
+        return Scores(counts / torch.tensor([float(len(text)) for text in texts]), {})
+
+
+def nothing_over_nothing(patch: Patch) -> World:
+    return World(reward=VowelShare())
+
+
+class Labelled(Ask):
+    """Asks for the first letter of the prompt, with the label of the next one at every step but the first."""
+
+    def select(self, step: int) -> tuple[Prompt, ...]:
+        asked = super().select(0)
+        right = [prompt.text[0] for prompt in asked]
+        labels = [*right[1:], right[0]] if step else right
+        return tuple(replace(prompt, answer=label) for prompt, label in zip(asked, labels, strict=True))
+
+    def gold(self, prompt: Prompt) -> str:
+        return prompt.text[0]
+
+
+class SaysLabel:
+    """Pays for the prompt's own label."""
+
+    def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
+        size = len(texts) // len(prompts)
+        return Scores(torch.tensor([float(text == prompts[i // size].answer) for i, text in enumerate(texts)]), {})
+
+
+def labels_of_others_in_training_alone(patch: Patch) -> World:
+    return World(task=Labelled(PROMPTS), reward=SaysLabel(), step=1)
+
+
 def rewards_by_completion(patch: Patch) -> World:
     compare = baselines.GroupMean.forward
 
@@ -706,7 +781,13 @@ PLANTED: dict[Callable[[Patch], World], tuple[str, str]] = {
     wrong_sign: ("policy loss", "wrong sign"),
     clipped_log_ratio: ("policy loss", "cut off"),
     advantages_upside_down: ("baseline", "a wrong sign"),
-    rewards_by_completion: ("advantages", "rewards of other rows"),
+    no_eps: ("baseline", "a division by the standard deviation"),
+    advantages_of_the_next_group: ("baseline", "rewards of other rows"),
+    flipped_loss: ("policy loss", "reach other tokens than their own"),
+    loss_one_late: ("policy loss", "reach other tokens than their own"),
+    nothing_over_nothing: ("gold answers", "a division by 0 in the reward"),
+    labels_of_others_in_training_alone: ("gold answers", "labels"),
+    rewards_by_completion: ("baseline", "rewards of other rows"),
     mean_over_the_batch: ("baseline", "a mean over something else"),
     advantages_of_other_rows: ("advantages", "rewards of other rows"),
     errors_are_paid: ("gold answers", "a reward that pays errors"),

@@ -127,3 +127,12 @@ def test_false_alarms_are_as_rare_as_promised() -> None:
 def test_one_word_says_what_seeds_show(differences: list[float], comparisons: int, word: str) -> None:
     a, b = dict(enumerate(differences)), dict.fromkeys(range(len(differences)), 0.0)
     assert statistics.compared(a, b, comparisons=comparisons).said == word
+
+
+def test_equal_differences_of_means_in_float32_have_no_spread_either() -> None:
+    a, b = ({i: float(np.float32(x)) for i, x in enumerate(of)} for of in ((0.3, 0.5, 0.7), (0.2, 0.4, 0.6)))
+    assert len(set(statistics.differences(a, b))) > 1
+    found = statistics.compared(a, b, comparisons=11)
+    assert found.said == "cannot tell"
+    assert np.isnan(found.interval.low)
+    assert statistics.compared(a, {0: 0.2, 1: 0.4, 2: 0.59}).said == "higher"

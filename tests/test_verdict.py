@@ -21,7 +21,6 @@ def judged(reward: np.ndarray, /, **changes: object) -> verdict.Verdict:
     series = {
         "greedy_start": float(reward[0]),
         "greedy_end": float(reward[-1]),
-        "reward_name": "greedy",
         "steps": np.arange(n),
         "reward": reward,
         "kl_share": np.full(n, 0.2),
@@ -166,7 +165,7 @@ def test_forty_values_are_enough() -> None:
 def test_too_few_steps_do_not_pass() -> None:
     result = judged(np.linspace(0, 1, verdict.MIN_VALUES - 1))
     assert not result.passed
-    assert result.reasons[0].startswith("FAIL length: 39 greedy rewards")
+    assert result.reasons[0].startswith("FAIL length: 39 rollout rewards")
 
 
 def test_a_rise_that_is_over_early_says_so() -> None:
@@ -186,15 +185,18 @@ def rows_of(reward: np.ndarray, eval_every: int) -> list[dict[str, float | None]
     return rows
 
 
-def test_rows_are_judged_by_the_greedy_reward_if_every_step_has_it() -> None:
-    every, now_and_then = (verdict.judge_rows(rows_of(rising(121), k)) for k in (1, 10))
+def test_how_often_a_run_is_evaluated_does_not_decide_whether_it_learns() -> None:
+    rows = rows_of(rising(121), 1)
+    # Four prompts, each solved once and for good: greedy rewards in four steps without noise, like a random walk's.
+    for row in rows:
+        row["eval/reward"] = sum(int(row["step"] or 0) >= solved for solved in (20, 45, 70, 95)) / 4
+    every = verdict.judge_rows(rows)
+    now_and_then = verdict.judge_rows(
+        [{k: v for k, v in row.items() if k != "eval/reward" or int(row["step"] or 0) % 10 == 0} for row in rows]
+    )
     assert every.passed, every.reasons
-    assert now_and_then.passed, now_and_then.reasons
-    assert "greedy" in every.reasons[1]
-    assert every.figures["values"] == 121
-    assert "rollout" in now_and_then.reasons[1]
-    assert now_and_then.figures["values"] == 120
-    assert every.figures["greedy_end"] == now_and_then.figures["greedy_end"]
+    assert every == now_and_then
+    assert every.figures["values"] == 120
 
 
 def test_rows_without_a_kl_share_fail_only_where_a_coefficient_is_on() -> None:
@@ -292,7 +294,7 @@ def test_the_reasons_have_the_figures() -> None:
     result = judged(rising())
     slope = result.figures["slope"]
     assert (
-        f"greedy reward: {slope:+.4f} per 100 steps, 95 % interval [{result.figures['slope_low']:+.4f}, "
+        f"rollout reward: {slope:+.4f} per 100 steps, 95 % interval [{result.figures['slope_low']:+.4f}, "
         in (result.reasons[1])
     )
     assert "KL share beside the advantages: median of the last 20 steps 0.20 (at most" in result.reasons[2]
@@ -303,11 +305,3 @@ def test_one_window_of_gradient_norms_is_judged_by_itself() -> None:
     norms = np.geomspace(1, 100, verdict.WINDOW)
     assert verdict.grad_growth(norms) == pytest.approx(np.quantile(norms, 0.9) / np.median(norms))
     assert verdict.grad_growth(norms[1:]) == 1
-
-
-def test_as_many_evaluations_as_steps_are_enough() -> None:
-    rows = rows_of(rising(121), 1)
-    del rows[0]["eval/reward"]  # as of a run that goes on
-    assert "of the greedy reward" in verdict.judge_rows(rows).reasons[1]
-    del rows[1]["eval/reward"]
-    assert "of the rollout reward" in verdict.judge_rows(rows).reasons[1]

@@ -130,7 +130,7 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """A run's figures by name; a figure whose metric was not logged is absent.
 
     `gain`: last minus first greedy reward; `reward`, `best`: the last and the highest greedy reward; `slope`: of the
-    verdict's moving average, in reward per 100 steps, from 40 values on; `kl` (exact and forward, whatever was
+    moving average that the verdict takes, in reward per 100 steps, from 40 values on; greedy where each step has it; `kl` (exact and forward, whatever was
     optimised), `entropy`, `kl_share`, `dead_groups`: mean of the last 20 values; `grad_norm_max`: infinite where a norm
     was not finite; `seconds`: of all steps; `tokens_per_s`: median; `steps`: done.
     """
@@ -141,7 +141,7 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     if len(y) > 1:
         found["gain"] = y[-1] - y[0]
     sampled = verdict.column(rows, "reward/mean")
-    x, y = (x, y) if len(y) >= max(len(sampled[1]), 1) else sampled  # as the verdict chooses
+    x, y = (x, y) if len(y) >= max(len(sampled[1]), 1) else sampled  # greedy ones compare across temperatures
     if len(y) >= verdict.MIN_VALUES:
         full = slice(verdict.WINDOW - 1, None)  # the average of fewer values than its window is not one
         found["slope"] = 100 * np.polyfit(x[full], verdict.moving_average(y)[full], 1)[0]

@@ -53,7 +53,10 @@ def gold_answers(case: Rehearsal) -> str | Finding | Skipped:
         return Skipped(NOISY)
     few = range(min(len(prompts), OTHERS))
     next_of = {i: next(j for j in (*range(i + 1, len(few)), *few) if tasks[j] == tasks[i]) for i in few}
-    other = earned(case, [prompts[i] for i in few], [answers[next_of[i]] for i in few])
+    theirs = [answers[next_of[i]] for i in few]
+    if broken := _unscored(case, [*prompts, *(prompts[i] for i in few)], ["" for _ in prompts] + theirs):
+        return broken
+    other = earned(case, [prompts[i] for i in few], theirs)
     other += [-math.inf] * (len(prompts) - len(few))
     due = {}
     for task in set(tasks):
@@ -69,8 +72,11 @@ def gold_answers(case: Rehearsal) -> str | Finding | Skipped:
     highest = gold[worst] + lacks[worst]
     seen = f"the gold answer to {prompts[worst].text[:60]!r} earns {gold[worst]:.3g}, an empty one {empty[worst]:.3g}"
     if lacks[worst] > SAME_REWARD:
-        doubled = earned(case, prompts, [p.text + answer for p, answer in case.golds])
-        if doubled[worst] > max(gold[worst] + SAME_REWARD, highest - SAME_REWARD):
+        (doubled,) = earned(case, [prompts[worst]], [prompts[worst].text + answers[worst]])
+        another = answers[next_of.get(worst, worst)]
+        (longer,) = earned(case, [prompts[worst]], [prompts[worst].text + another])
+        read = another == answers[worst] or longer < doubled - SAME_REWARD  # else any longer text earns more
+        if read and doubled > max(gold[worst] + SAME_REWARD, highest - SAME_REWARD):
             cause = "the prompt stripped before scoring: only with its prompt put in front is the answer read rightly"
             return Finding(
                 seen, cause, "score the whole completion, and the prompt before it where the parser needs it."
@@ -112,6 +118,18 @@ def reward_rows(case: Rehearsal) -> str | Finding | Skipped:
         "rows that are scored with another prompt, or rewards in another order than the texts",
         "score text i with prompt i // group_size, and return the rewards in the order of the texts.",
     )
+
+
+def _unscored(case: Rehearsal, prompts: Sequence[Prompt], texts: Sequence[str]) -> Finding | None:
+    """The finding for a prompt of the step and a text whose reward is not a finite number, which a training refuses."""
+    asked = {prompt.text for prompt in case.task.select(case.subject.step)}
+    rewards = case.own.source.reward.score(prompts, texts).rewards
+    for prompt, text, reward in zip(prompts, texts, rewards.tolist(), strict=True):
+        if not math.isfinite(reward) and prompt.text in asked:
+            cause = "a division by 0 in the reward, as by the length of an empty answer, or no part of it that applies"
+            fix = "return a finite number for every text; 0 where there is nothing to praise."
+            return Finding(f"{text[:60]!r}, as an answer to {prompt.text[:60]!r}, earns {reward}", cause, fix)
+    return None
 
 
 def earned(case: Rehearsal, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[float]:

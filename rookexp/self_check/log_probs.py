@@ -28,9 +28,8 @@ def log_probs(case: Rehearsal) -> str | Finding:
         "the training forward": case.trained_on,
     }
     errors = {name: gap(values, plain) for name, values in sources.items()}
-    allowed = EXACT_NATS / min(1.0, float(case.temperatures.min()))  # a low temperature magnifies errors as much
     for name, error in errors.items():
-        if not error <= allowed:
+        if not error <= _exact(case):
             cause, fix = _explained(case, sources[name], plain, name)
             return Finding(f"{name} is up to {error:.2g} nats off a plain forward of the row alone", cause, fix)
     return f"sampler, training forward and plain forward agree at {len(plain)} tokens: {_most(errors)}"
@@ -40,7 +39,7 @@ def padding(case: Rehearsal) -> str | Finding:
     """Sampler and training forward give the same log-probs for rows together and alone, with padding and without."""
     errors = case.apart
     for name, error in errors.items():
-        if not error <= EXACT_NATS:
+        if not error <= _exact(case):
             return Finding(f"{name} gives rows together up to {error:.2g} nats more or less than alone", *PADDED)
     return f"{len(case.prompts) + 1} ragged prompts and {len(case.hidden)} rows, together and alone: {_most(errors)}"
 
@@ -92,10 +91,15 @@ def ratio(case: Rehearsal) -> str | Finding:
     error = float(off.mean() if rounded else off.max())
     clipped = max((float(v.mean()) for name, v in per_token.items() if name.startswith("clip_frac")), default=0.0)
     seen = f"ratio - 1 is {'on average' if rounded else 'at most'} {error:.2g}, {clipped:.2g} of the tokens are clipped"
-    if not error <= (ROUNDED_NATS if rounded else EXACT_NATS) or (clipped and not rounded):
+    if not error <= (ROUNDED_NATS if rounded else _exact(case)) or (clipped and not rounded):
         cause = "old log-probs of another policy, temperature or precision than the new ones"
         return Finding(seen, cause, "take both from the same weights at grpo.temperature.")
     return f"{seen}, at temperature {case.temperature}"
+
+
+def _exact(case: Rehearsal) -> float:
+    """How far two ways to compute a log-prob in fp32 may differ: a low temperature magnifies errors as much."""
+    return EXACT_NATS / min(1.0, float(case.temperatures.min()))
 
 
 def _explained(case: Rehearsal, values: Tensor, plain: Tensor, whose: str) -> tuple[str, str]:

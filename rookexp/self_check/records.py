@@ -134,26 +134,33 @@ def advantages(case: Rehearsal) -> str | Finding | Skipped:
 
 
 def baseline(case: Rehearsal) -> str | Finding | Skipped:
-    """Two groups, one with rewards of 0.1 to 0.2 and one with 0.8 to 0.9, are each compared within themselves.
+    """Groups with rewards from 0.1 up to 0.2 and from 0.9 down to 0.8 are each compared within themselves.
 
-    A baseline may leave one of them out, as MaxRL does a group whose mean is low: its advantages are then all 0.
+    A baseline may leave one of them out, as MaxRL does a group whose mean is low: its advantages are then all 0. A
+    third group, of equal rewards, has finite advantages, too.
     """
     if not case.own.baseline.needs_groups:
         return Skipped("the baseline does not compare the rows of a group")
     size = case.own.group_size
-    rewards = torch.cat([torch.linspace(low, low + 0.1, size) for low in (0.1, 0.8)])[:, None]
+    ends = (0.1, 0.2), (0.9, 0.8), (0.5, 0.5)
+    rewards = torch.cat([torch.linspace(first, last, size) for first, last in ends])[:, None]
     mask = torch.ones_like(rewards, dtype=torch.bool)
-    kinds = (case.prompts[0].task,) * 2
+    kinds = (case.prompts[0].task,) * len(ends)
     given = TokenRewards(rewards, mask, size, kinds, None, torch.zeros(len(rewards), dtype=torch.bool))
     found = copy.deepcopy(case.own.baseline).cpu().advantages(given).advantages[:, 0].split(size)
-    if not torch.cat(found).any():
+    if not torch.cat(found).isfinite().all():
+        seen = "beside groups of unlike rewards a group of equal ones gets advantages that are not finite"
+        cause = "a division by the standard deviation, which is 0 where all rewards are equal"
+        return Finding(seen, cause, "add a small number to the divisor, or give such a group advantages of 0.")
+    if not torch.cat(found[:2]).any():
         seen = "groups with rewards of 0.1 to 0.2 and of 0.8 to 0.9 have no advantage other than 0"
         cause = "a baseline that lets nothing be learnt, or baseline.min_mean above what such groups earn"
         return Finding(seen, cause, "give the better rows of a group advantages above 0.")
-    for group, own in zip(rewards[:, 0].split(size), found, strict=True):
+    for group, own in zip(rewards[:, 0].split(size)[:2], found, strict=False):
         if not own.any():
             continue
-        if own[-1] <= 0 or own[0] > 0 or own.argmax() != size - 1:
+        best, worst = group.argmax(), group.argmin()
+        if own[best] <= 0 or own[worst] > 0 or own.argmax() != best:
             paid, made = ([round(value, 3) for value in values.tolist()] for values in (group, own))
             return Finding(
                 f"beside another group the rewards {paid} become the advantages {made}",

@@ -164,9 +164,9 @@ class Rehearsal:
     def golds(self) -> tuple[tuple[Prompt, str], ...]:
         """Prompts of the step and of the evaluation with their gold answers, all kinds in turn; () for none."""
         prompts = [*self.task.select(self.subject.step), *self.subject.greedy.prompts]
-        by_kind: dict[str, dict[str, Prompt]] = {}
+        by_kind: dict[str, dict[tuple[str, str], Prompt]] = {}  # each once: a text may be asked with another answer
         for prompt in prompts:
-            by_kind.setdefault(prompt.task, {})[prompt.text] = prompt
+            by_kind.setdefault(prompt.task, {})[prompt.text, repr(prompt.answer)] = prompt
         in_turn = [prompt for some in zip_longest(*(each.values() for each in by_kind.values())) for prompt in some]
         taken = [prompt for prompt in in_turn if prompt is not None][: self.size.golds]
         return golds_of(taken, self.own.source.reward, self.task)
