@@ -21,8 +21,11 @@ def main() -> None:
 def doctor(config: dict[str, Any], run_folder: Path) -> None:
     """Builds what the config names, trains nothing, and prints each check's result; exit status 1 after a finding."""
     from rookexp import build, session  # these import torch, which --help does not need
+    from rookexp.config import across
     from rookexp.self_check import checkup
 
+    build.check_config(config)
+    across.tell(config, door.typed())
     session.examine(build.build_training(config, run_folder), checkup.WHOLE)
 
 

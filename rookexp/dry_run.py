@@ -8,8 +8,11 @@ from typing import Any, Protocol, runtime_checkable
 
 from rookexp import build, chess_text, parts, per_task_sampling, policies
 from rookexp.config.nodes import Config
-from rookexp.errors import CheckupFailed, RookexpError
+from rookexp.draw import Sampling
+from rookexp.errors import CheckupFailed, ConfigError, RookexpError
 from rookexp.models import hub, weights
+from rookexp.objectives.grpo_choices import refuse_contradictions
+from rookexp.returns import no_stages
 from rookexp.self_check.golds import golds_of
 from rookexp.tasks.mixed import Phases, notes_of, subtasks
 from rookexp.tasks.positions import position_key
@@ -43,7 +46,7 @@ class Table:
 
 
 def run(config: Config) -> None:
-    """Prints a line each for the phases, the split, gold answers, their lengths and the arithmetic of a step.
+    """Prints a line each for the phases, the split, gold answers, their lengths, the choices and a step's arithmetic.
 
     Raises: ConfigError, DataError or EngineError for what cannot be built; CheckupFailed naming the lines that failed.
     """
@@ -73,6 +76,7 @@ def run(config: Config) -> None:
             gold_rewards(table, kind, reward, prompts, golds)
             limits = per_task_sampling.limits(kind, shared, own_sampling, config["eval"]["max_new_tokens"], own_lengths)
             lengths(table, kind, limits, tokenizer, n_positions, prompts, golds)
+    choices(table, config, reward, shared, own_sampling)
     arithmetic(table, config, own.steps, len(seen[0][1]), len(trained))
     if table.failed:
         raise CheckupFailed(f"the dry run found something: {', '.join(dict.fromkeys(table.failed))}")
@@ -174,6 +178,31 @@ def lengths(
     ]
     wrong = f"the tokenizer joins prompt and answer of {len(joined)}, as of {joined[0][:50]!r}" if joined else ""
     table.line("prefix", f"{kind}: {len(prompts)} prompts begin the tokens of their documents", wrong)
+
+
+def choices(
+    table: Table, config: Config, reward: Reward, shared: Sampling, own_sampling: Mapping[str, Sampling]
+) -> None:
+    """Builds baseline, loss, KL and reference; fails where a training would refuse them together."""
+    grpo, baseline = config["grpo"], parts.build_group(config, "baseline")
+    wrong = ""
+    try:
+        if baseline.by_stage and not parts.may_have_stages(reward):
+            raise no_stages(baseline, reward)
+        refuse_contradictions(
+            baseline=baseline,
+            coefficient=parts.build_group(config, "kl"),
+            policy_loss=parts.build_group(config, "loss"),
+            reference_sync=parts.build_group(config, "reference"),
+            sampling=shared,
+            own_sampling=own_sampling,
+            group_size=grpo["group_size"],
+            dead_groups=grpo["dead_groups"],
+            overlong_buffer=grpo["overlong_buffer"],
+        )
+    except ConfigError as error:
+        wrong = str(error)
+    table.line("choices", "baseline, loss, kl and reference with grpo", wrong)
 
 
 def arithmetic(table: Table, config: Config, steps: int, prompts: int, distinct: int) -> None:

@@ -24,8 +24,7 @@ def pretrain(config: dict[str, Any], run_folder: Path) -> None:
         if config["resume"] is not None:
             config = hub.as_before(config, Path(config["resume"]), door.typed())
             resume_checks.refuse_other(Path(config["resume"]), config, swept=False)
-        for note in across.notes(config, door.typed()):
-            print(note, flush=True)
+        across.tell(config, door.typed())
         session.pretrain(build.build_pretraining(config, run_folder), config, run_folder)
 
 

@@ -48,10 +48,10 @@ class Difference:
 def mean(values: Values, *, level: float = LEVEL, rounding: float = 0.0) -> Interval:
     """The mean with Student's t interval; its bounds are NaN for values without a spread, and all is NaN for none.
 
-    One value has no spread, nor have several that are equal up to rounding (of their own, or up to `rounding` from
-    what they were computed of), as on a coarse scale: an interval of width 0 would claim a certainty that they do not give. Nor is there one with a value that is not finite, as a
-    largest gradient norm may be. Exact for normal values only. With 3 values its half-width is 2.5 standard deviations,
-    with 5 values 1.2, with 10 values 0.7.
+    One value has no spread, nor have several that are equal up to rounding (of their own, or up to `rounding` from what
+    they were computed of), as on a coarse scale: an interval of width 0 would claim a certainty that they do not give.
+    Nor is there one with a value that is not finite, as a largest gradient norm may be. Exact for normal values only.
+    With 3 values its half-width is 2.5 standard deviations, with 5 values 1.2, with 10 values 0.7.
     """
     y = np.asarray(values, float)
     if not len(y):

@@ -50,13 +50,13 @@ def train(config: dict[str, Any], run_folder: Path) -> None:
         if config["hardware"].get("grow") == "batch" and (trial is not None or door.in_a_sweep()):
             raise ConfigError(job.GROWS)
         if run.dry_run:
+            across.tell(config, door.typed())
             dry_run.run(config)
             return
         if config["resume"] is not None:
             config = hub.as_before(config, Path(config["resume"]), door.typed())
             refuse_other(Path(config["resume"]), config, swept=trial is not None)
-        for note in across.notes(config, door.typed()):
-            print(note, flush=True)
+        across.tell(config, door.typed())
         training = build.build_training(config, run_folder)
         with suppress(RunPruned):  # recorded in its folder
             session.train(training, config, run_folder, trial)

@@ -26,6 +26,8 @@ OWN_NAMES = {
     *("mean", "mean_A", "mean_P", "std", "reward", "reward_std", "truncated_frac"),
     *("step", "kind", "prompt", "completion", "advantage", "truncated"),
 }
+# Part of rewards that were normalised within their groups, whose mean is then 0: what they were before.
+UNNORMALISED = "unnormalised"
 ROUNDING = 1e-6  # of the largest reward: rewards that differ by less count as equal
 SAME = 1e-4  # of 1 + |reward|: by how much a reward and the sum of its stages may differ, by rounding
 

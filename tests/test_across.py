@@ -28,7 +28,8 @@ LATE = "changes no gradient: the KL coefficient stays 0 for kl.warmup=20 steps, 
 FIXED = "changes no gradient: the reference first moves after step 10, and the run has 10"
 WARM = "warms up over {} steps, and the run has 20: the rate ends at 50% of optim.lr"
 UNLISTED = "changes nothing: no prompt holds a list, as the task's share `analysed` is 0"
-NO_KL = "changes nothing: the KL coefficient stays 0; kl=fixed has one"
+ZERO_KL = "changes nothing: the KL coefficient stays 0; "
+NO_KL = ZERO_KL + "kl=fixed has one"
 
 SAID = {
     "loss.clip_low=0.1": ONE,
@@ -55,14 +56,14 @@ SAID = {
     "loss.clip_low=0.1 grpo.minibatches=2": "",
     "loss.clip_low=0.1 grpo.inner_epochs=2": "",
     "kl=none grpo.kl_type=k2": NO_KL,
-    "kl=fixed kl.coef=0 grpo.kl_placement=reward": NO_KL,
+    "kl=fixed kl.coef=0 grpo.kl_placement=reward": ZERO_KL + "give kl.coef more",
     "kl=none reference=ema": NO_KL,
     "kl=fixed reference=ema": "",
     "kl=fixed steps=10 reference=hard": FIXED,
     "kl=fixed steps=11 reference=hard": "",
     "steps=20 reference=ema": LATE + "20",
     "steps=20 reference=interpolate": "",
-    "kl=anneal kl.start_coef=0 kl.end_coef=0 grpo.kl_type=k2": NO_KL,
+    "kl=anneal kl.start_coef=0 kl.end_coef=0 grpo.kl_type=k2": ZERO_KL + "give kl.start_coef more",
     "kl=anneal kl.end_coef=0 grpo.kl_type=k2": "",
     "kl=adaptive grpo.kl_type=k2": "",
     "grpo.kl_type=k2": "",

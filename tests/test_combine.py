@@ -80,7 +80,8 @@ def test_the_modes_differ_after_the_baseline_too():
 
 def test_parts_are_the_rewards_as_they_are_and_their_parts():
     scores = combined("normalise_then_sum", {"one": 1.0, "two": 0.0}, one=ONE, two=TWO).score(PROMPTS, TEXTS)
-    assert list(scores.parts) == ["one", "two", "one/half", "two/half"]
+    assert list(scores.parts) == ["one", "two", "one/half", "two/half", "unnormalised"]
+    close(scores.parts["unnormalised"], ONE)
     close(scores.parts["two"], TWO)
     close(scores.parts["one/half"], [x / 2 for x in ONE])
 

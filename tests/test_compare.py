@@ -253,6 +253,16 @@ def test_the_table_of_hydras_own_sweep_is_plain_and_whole_too(
     assert f"failed {why.strip()}" in said
 
 
+def test_the_table_of_hydras_own_sweep_shows_what_was_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for job, typed in enumerate((["baseline=rloo", "steps=20"], ["baseline=gae", "steps=20", "kl=none"])):
+        folder = make(tmp_path / str(job), seed=0, **{"grpo.temperature": 1.0 + job})
+        (folder / ".hydra" / "overrides.yaml").write_text(json.dumps(typed), encoding="utf-8")
+    summary.show(tmp_path)
+    header, *rows = [line.split() for line in capsys.readouterr().out.splitlines()[:-1]]
+    assert header[:4] == ["job", "baseline", "kl", "gain"]
+    assert [row[:3] for row in rows] == [["0", "rloo", "-"], ["1", "gae", "none"]]
+
+
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_a_narrow_terminal_loses_no_point_and_no_word(
     width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

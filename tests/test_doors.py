@@ -280,7 +280,7 @@ def test_a_divergence_that_is_typed_and_never_computed_is_told(
     late = "note: {} changes no gradient: the KL coefficient stays 0 for kl.warmup=20 steps, and the run has 2"
     cases = (
         ("kl=none", [told]),
-        ("kl.coef=0", [told, late.format("kl.coef=0")]),
+        ("kl.coef=0", [told.replace("kl=fixed has one", "give kl.coef more"), late.format("kl.coef=0")]),
         ("kl.coef=0.1", [late.format("grpo.kl_type=k2, kl.coef=0.1")]),
         ("kl=fixed", []),
         ("kl=fixed grpo.top_k=5000", ["note: grpo.top_k=5000 changes nothing: the model has 3998 tokens"]),

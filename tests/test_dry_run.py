@@ -40,7 +40,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_the_default_run_fits(run: Any) -> None:
     lines = run(f"eval.positions={ASSETS}/eval.jsonl")
-    assert [line.split()[0] for line in lines] == ["ok"] * 6
+    assert [line.split()[0] for line in lines] == ["ok"] * 7
     assert "the task: steps 1 to 40, P 100.0 %" in lines[0]
     assert lines[1].endswith("4 prompts trained, 4 evaluated, 0 of these on positions that are trained")
     assert "P: 8 earn 1 to 1, empty ones -0.38 to -0.38" in lines[2]

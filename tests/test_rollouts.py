@@ -519,6 +519,15 @@ def test_metrics_of_the_rollouts() -> None:
     assert metrics["frac_groups_all_best"] == metrics["frac_groups_all_worst"] == 0  # none is better than another
 
 
+def test_rewards_that_were_normalised_within_groups_are_told_as_they_were() -> None:
+    rewards = torch.tensor([[-0.5, -0.5, 1.5, -0.5], [0.0, 0, 0, 0], [0.1, 0.2, 0.3, 0.4]])  # the last: another task's
+    plain = torch.tensor([0.0, 0, 1, 0, 0.7, 0.7, 0.7, 0.7] + [math.nan] * 4)
+    penalty = torch.tensor([0.0] * 7 + [-0.2] * 5)
+    metrics = metrics_of(sampled(), rewards, {"unnormalised": plain, "overlong": penalty})
+    assert metrics["reward/mean"] == pytest.approx((1 + 4 * 0.7 - 0.2 + 1) / 12)
+    assert "reward/unnormalised" not in metrics
+
+
 def test_a_lone_completions_rewards_do_not_vary() -> None:
     changes = {"task": Ask(("abc",)), "group_size": 1, "baseline": Ema(alpha=0.1, per="global")}
     assert grpo(policy(), **changes).collect(0)[1]["reward/std"] == 0

@@ -25,6 +25,7 @@ SCORED = (
 )
 # Ends of keys below these that change no value: which engine judged is noted by its content, not its place.
 UNSCORED = tuple(f".engine.{name}" for name in ("path", "processes", "timeout_s", "retries", "cache"))
+UNMEASURED = (*UNSCORED, ".lookup")  # tokens that were guessed ahead are the same tokens
 SAMPLED = ("grpo.temperature", "grpo.top_k", "grpo.top_p", "grpo.overlong_buffer", "task.sampling")
 # Name -> what it is, which way is better (None: neither), and the keys of the config that define it: values under other
 # settings of these do not measure the same thing.
@@ -86,7 +87,7 @@ def unlike(
     if figure == "slope" and ours.get("eval.every") == theirs.get("eval.every") == 1:  # of greedy answers
         defining = SCORED
     for key in sorted((ours.keys() | theirs.keys()) - runs.seed_following_keys([ours, theirs])):
-        if ours.get(key) != theirs.get(key) and runs.within(key, defining) and not key.endswith(UNSCORED):
+        if ours.get(key) != theirs.get(key) and runs.within(key, defining) and not key.endswith(UNMEASURED):
             return f"not the same measure: {key} differs"
     return asked_apart(our_asked, their_asked) if figure in ON_PROMPTS else None
 

@@ -43,6 +43,12 @@ def refuse_longer(lengths: Mapping[str, int], n_positions: int) -> None:
             raise check.refusal(key, length, why)
 
 
+def tell(config: Config, typed: Sequence[str]) -> None:
+    """Prints a note for each of the `typed` values that has no effect in this configuration."""
+    for note in notes(config, typed):
+        print(note, flush=True)
+
+
 def notes(config: Config, typed: Sequence[str]) -> list[str]:
     """What `idle` finds, a line for each reason."""
     said: dict[str, list[str]] = {}
@@ -105,10 +111,11 @@ def _below_zero(flat: Flat) -> str | None:
 
 
 def _no_reference(flat: Flat) -> str | None:
-    coefs = (flat.get(f"kl.{name}") for name in ("coef", "start_coef", "end_coef"))
-    if any(coefs) or not str(flat.get("kl._target_")).startswith("rookexp.coefficients."):
+    coefs = {f"kl.{name}": flat.get(f"kl.{name}") for name in ("coef", "start_coef", "end_coef")}
+    if any(coefs.values()) or not str(flat.get("kl._target_")).startswith("rookexp.coefficients."):
         return None
-    return "changes nothing: the KL coefficient stays 0; kl=fixed has one"
+    zero = next((key for key, coef in coefs.items() if coef is not None), None)
+    return f"changes nothing: the KL coefficient stays 0; {f'give {zero} more' if zero else 'kl=fixed has one'}"
 
 
 def _late_penalty(flat: Flat) -> str | None:

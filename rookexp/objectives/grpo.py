@@ -65,7 +65,17 @@ class GRPO:
     on_completions: Callable[[int, Sequence[dict[str, Any]]], None]
 
     def __post_init__(self) -> None:
-        refuse_contradictions(self)
+        refuse_contradictions(
+            baseline=self.baseline,
+            coefficient=self.coefficient,
+            policy_loss=self.policy_loss,
+            reference_sync=self.reference_sync,
+            sampling=self.sampling,
+            own_sampling=self.own_sampling,
+            group_size=self.group_size,
+            dead_groups=self.dead_groups,
+            overlong_buffer=self.overlong_buffer,
+        )
         self.max_new_tokens = max(each.max_new_tokens for each in (self.sampling, *self.own_sampling.values()))
         self.source = RolloutSource(
             policy=self.policy,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rookexp.types import Prompt, Rollouts, Scores, by_task
+from rookexp.types import UNNORMALISED, Prompt, Rollouts, Scores, by_task
 
 
 def rollout_metrics(rollouts: Rollouts, scores: Scores, dead: Bool[Tensor, " p"]) -> dict[str, float]:
@@ -19,9 +20,9 @@ def rollout_metrics(rollouts: Rollouts, scores: Scores, dead: Bool[Tensor, " p"]
     groups that are dead at the step's highest and lowest reward, 0 if these are equal. completions/identical_frac is
     the share of completions whose text occurs again in their group; completions/truncated_frac the share without an
     end-of-text. completions/tokens_per_forward is 1 without lookup. With several tasks, reward/mean_<task> is each
-    task's mean reward.
+    task's mean reward. Rewards are those before any normalisation within groups, where the reward tells them.
     """
-    rewards = scores.rewards.view(len(dead), -1)  # (P, G)
+    rewards = _comparable(scores).view(len(dead), -1)  # (P, G)
     highest, lowest = rewards.amax(), rewards.amin()
     varied = highest > lowest
     group_size = rollouts.group_size
@@ -38,9 +39,18 @@ def rollout_metrics(rollouts: Rollouts, scores: Scores, dead: Bool[Tensor, " p"]
         "completions/identical_frac": repeated / len(rollouts.texts),
         "completions/tokens_per_forward": rollouts.mask.sum() / rollouts.forwards.sum(),
     }
-    values |= {f"reward/{name}": part.nanmean() for name, part in scores.parts.items()}
+    values |= {f"reward/{name}": part.nanmean() for name, part in scores.parts.items() if name != UNNORMALISED}
     values |= {f"reward/mean_{task}": rewards[places].mean() for task, places in by_task(rollouts.prompts).items()}
     return {name: float(value) for name, value in values.items()}
+
+
+def _comparable(scores: Scores) -> Float[Tensor, " n"]:
+    """The rewards in a unit in which steps can be compared; those that a reward has normalised have the mean 0."""
+    plain = scores.parts.get(UNNORMALISED)
+    if plain is None:
+        return scores.rewards
+    penalty = scores.parts.get("overlong", torch.zeros_like(plain))
+    return torch.where(plain.isnan(), scores.rewards, plain + penalty)  # NaN: the reward of another task
 
 
 def kl_share_of_rewards(penalties: Float[Tensor, " n"], outcomes: Float[Tensor, " n"], group_size: int) -> float:

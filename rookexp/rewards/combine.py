@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rookexp.errors import ConfigError, PartError
-from rookexp.types import LongReward, Prompt, Reward, Scores, all_equal, scores_of
+from rookexp.types import UNNORMALISED, LongReward, Prompt, Reward, Scores, all_equal, scores_of
 
 TRACE = 1e-5  # standard deviations: what rounding can leave of a sum of normalised rewards that should be 0
 
@@ -95,20 +95,22 @@ class Combined(MadeOf):
         compares completions has to leave it out.
         With one completion per prompt, as in a greedy evaluation, there is no group: both modes then sum the rewards as
         they are; unlike normalised rewards, these sums can be compared from step to step.
-        Parts (N,): `<name>`, each reward's own values, never normalised, and its parts as `<name>/<part>`.
+        Parts (N,): `<name>`, each reward's own values, never normalised, and its parts as `<name>/<part>`; where
+        rewards are normalised, `unnormalised`, their sum as they are, of which `reward/mean` is the mean.
         """
         scores = {name: scores_of(reward, prompts, texts) for name, reward in self.rewards.items()}
         values = torch.stack([each.rewards for each in scores.values()])  # (K, N)
         group_size = len(texts) // len(prompts)
-        normalise = self.normalise == "normalise_then_sum" and group_size > 1
-        if normalise:
-            values = normalised(values.view(len(scores), -1, group_size)).flatten(1)
+        weights = values.new_tensor([self.weights[name] for name in scores])
+        rewards = weighted(values, weights)
         parts = {name: each.rewards for name, each in scores.items()}
         for name, each in scores.items():
             parts |= {f"{name}/{part}": value for part, value in each.parts.items()}
-        weights = values.new_tensor([self.weights[name] for name in scores])
-        rewards = weighted(values, weights)
-        if normalise:  # a group's mean is 0, so a group of equal sums should be exactly 0
+        if self.normalise == "normalise_then_sum" and group_size > 1:
+            parts[UNNORMALISED] = rewards
+            values = normalised(values.view(len(scores), -1, group_size)).flatten(1)
+            rewards = weighted(values, weights)
+            # A group's mean is 0, so a group of equal sums should be exactly 0.
             rewards = rewards.masked_fill(rewards.abs() <= TRACE * weights.sum(), 0)
         return Scores(rewards, parts)
 

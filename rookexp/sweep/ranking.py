@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import optuna
 from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import FrozenTrial, TrialState
@@ -24,6 +25,7 @@ from rookexp.sweep import study
 from rookexp.sweep.plan import Plan
 from rookexp.sweep.space import Listed
 
+DRAWN = 20_000  # samples of a distribution whose quantile is asked
 Figures = Mapping[str, Mapping[str, float]]  # seed -> figure -> value
 
 
@@ -148,14 +150,20 @@ class Standing:
         }
         return dict(sorted(found.items(), key=lambda pair: -pair[1]))
 
-    def by_chance(self) -> dict[str, float]:
-        """The importance that a parameter would have on average if it had no effect; {} where that is not known.
+    def by_chance(self) -> dict[str, tuple[float, float]]:
+        """The importance that a parameter without effect has on average, and exceeds once in twenty; {} if not known.
 
-        With L of its values among N points it is (L - 1) / (N - 1), its share of the degrees of freedom.
+        With L of its values among N points of normal noise it is distributed as Beta((L - 1) / 2, (N - L) / 2), whose
+        mean (L - 1) / (N - 1) is the parameter's share of the degrees of freedom.
         """
         if not all(isinstance(param, Listed) for param in self.plan.space.params):
             return {}
-        return {key: (len(self._levels(key)) - 1) / (len(self.complete) - 1) for key in self.plan.space.declared}
+        found = {}
+        for key in self.plan.space.declared:
+            own, all_of = len(self._levels(key)) - 1, len(self.complete) - 1
+            drawn = np.random.default_rng(0).beta(own / 2, (all_of - own) / 2, DRAWN) if 0 < own < all_of else [1.0]
+            found[key] = own / all_of, float(np.quantile(drawn, 0.95))
+        return found
 
     def _levels(self, key: str) -> list[list[float]]:
         """The first objective of the complete trials, a list for each value of a parameter."""

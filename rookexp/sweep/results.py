@@ -165,7 +165,10 @@ def closing(now: Standing) -> list[str]:
         )
     shares = now.importance()
     if len(shares) > 1:  # of a lone parameter it would be all
-        chance = {key: f" (by chance {100 * share:.0f} %)" for key, share in now.by_chance().items()}
+        chance = {
+            key: f" (by chance {100 * usual:.0f} %, once in twenty over {100 * most:.0f} %)"
+            for key, (usual, most) in now.by_chance().items()
+        }
         found = (f"{key} {100 * share:.0f} %{chance.get(key, '')}" for key, share in shares.items())
         lines.append(f"importance: {', '.join(found)}")
     where = storage.placed(plan.url, plan.folder) if plan.url else plan.folder / storage.JOURNAL

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
+
+import yaml
 
 from rookexp.config import check
 from rookexp.run_folder import runs
@@ -24,9 +27,7 @@ def show(folder: Path) -> None:
 
 def table(found: list[Run]) -> tuple[list[str], list[list[str]]]:
     """Headings, and a row for each run: its number, what was varied, how it ended, and its figures."""
-    seeds = [run.seed for run in found]
-    varied = {key: v for key, v in runs.differing([run.config for run in found]).items() if list(v) != seeds}
-    varied |= {runs.SEED: tuple(seeds)} if len(set(seeds)) > 1 else {}
+    varied = typed(found) or differing(found)
     rows = []
     for number, run in enumerate(found):
         own = runs.figures(run.rows)
@@ -35,9 +36,28 @@ def table(found: list[Run]) -> tuple[list[str], list[list[str]]]:
         rows.append(
             [
                 run.folder.name,
-                *(check.spell(values[number]) for values in varied.values()),
+                *(values[number] for values in varied.values()),
                 *(f"{own[name]:.4g}" if name in own else "-" for name in FIGURES),
                 f"{run.status} {ended}".strip(),
             ]
         )
     return ["job", *varied, *FIGURES, "ended"], rows
+
+
+def typed(found: Sequence[Run]) -> dict[str, list[str]]:
+    """What was typed differently for the runs, as Hydra notes it in their folders: key -> value for each run."""
+    notes = [run.folder / ".hydra" / "overrides.yaml" for run in found]
+    if not all(note.is_file() for note in notes):
+        return {}
+    lines = (yaml.safe_load(note.read_text(encoding="utf-8")) for note in notes)
+    said = [dict(text.partition("=")[::2] for text in own) for own in lines]
+    columns = {key: [own.get(key, "-") for own in said] for own in said for key in own}
+    return {key: values for key, values in columns.items() if len(set(values)) > 1}
+
+
+def differing(found: Sequence[Run]) -> dict[str, list[str]]:
+    """What differs in the runs' configurations; their seeds once, at the end."""
+    seeds = [run.seed for run in found]
+    varied = {key: v for key, v in runs.differing([run.config for run in found]).items() if list(v) != seeds}
+    varied |= {runs.SEED: tuple(seeds)} if len(set(seeds)) > 1 else {}
+    return {key: [check.spell(value) for value in values] for key, values in varied.items()}
