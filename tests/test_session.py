@@ -536,6 +536,33 @@ def test_resume_null_is_a_new_run() -> None:
     assert resume.continued([], ["resume=x"], "data") == ["resume=x"], "a door whose runs are not resumed"
 
 
+def test_a_run_that_goes_on_elsewhere_says_what_it_does_not_find_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    began = tmp_path / "began"
+    (began / "mygpt2").mkdir(parents=True)
+    (tmp_path / ".hydra").mkdir()
+    sources = [{"path": "a", "provider": "main"}]
+    runtime = {"config_sources": sources, "cwd": str(began)}
+    about = {"hydra": {"job": {"config_name": "config"}, "runtime": runtime}}
+    (tmp_path / resume.HYDRA).write_text(yaml.safe_dump(about), encoding="utf-8")
+    saved = ["model.path=mygpt2", "seed=3", "task_name=mine"]
+    (tmp_path / run_info.OVERRIDES).write_text(yaml.safe_dump(saved), encoding="utf-8")
+
+    def told(place: Path) -> str:
+        monkeypatch.chdir(place)
+        resume.continued([], [f"resume={tmp_path}"], "config")
+        return capsys.readouterr().err
+
+    assert told(began) == ""
+    begun = f"go to {began}, or type an absolute path"
+    assert told(tmp_path) == f"note: model.path=mygpt2: not here, but where the run began; {begun}\n"
+    sources.append({"path": str(began), "provider": "command-line"})
+    (began / "mygpt2").rmdir()
+    (tmp_path / resume.HYDRA).write_text(yaml.safe_dump(about), encoding="utf-8")
+    assert told(tmp_path) == f"note: the run began in {began}; modules of your own are looked for here\n"
+
+
 def test_typed_overrides_win_and_a_folder_of_options_is_found_again(tmp_path: Path) -> None:
     (tmp_path / ".hydra").mkdir()
     sources = [{"path": "a", "provider": "main"}, {"path": "mine", "provider": "command-line"}]

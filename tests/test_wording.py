@@ -46,6 +46,14 @@ def test_who_is_not_shown_to_be_worse(tmp_path: Path) -> None:
     assert said == "Not shown to be worse than #1, at the level 0.05 / 4: #0, #2, #3."
 
 
+def test_one_lucky_seed_is_no_best_point(tmp_path: Path) -> None:
+    for name, gains in (("a", {0: 0.4, 1: 0.42, 4: 0.6}), ("b", {4: 0.58}), ("c", {0: 0.3, 1: 0.31, 4: 0.5})):
+        for seed, gain in gains.items():
+            make(tmp_path / f"{name}{seed}", gain=gain, seed=seed, **{"optim.lr": 1.0 + ord(name)})
+    said = " ".join(wording.said(points.compare([tmp_path])))
+    assert "Highest mean gain of points with 3 seeds: a0 (" in said
+
+
 def test_two_models_are_of_one_seed_where_they_can_be(tmp_path: Path) -> None:
     for name, seeds in (("a", (1, 2)), ("b", (2, 3))):
         for seed in seeds:

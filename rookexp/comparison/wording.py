@@ -212,7 +212,9 @@ def _many(comparison: Comparison) -> list[str]:
                 return [*lines, f"{apart}{one.name} ({reason}).", *_failed(comparison.points)]
     first = min if comparison.minimized else max
     whole = [point for point in measured if point.whole] or measured  # fewer seeds may be the easier ones
-    best = first(whole, key=lambda point: point.interval(figure).value)
+    most = max(len(point.by_seed(figure)) for point in whole)
+    fullest = [point for point in whole if len(point.by_seed(figure)) == most]
+    best = first(fullest, key=lambda point: point.interval(figure).value)
     found = best.interval(figure)
     known = {tuple(point.by_seed(figure).items()) for point in comparison.points}
     if len(measured) > 1 and len(known - {()}) == 1:
@@ -225,6 +227,7 @@ def _many(comparison: Comparison) -> list[str]:
     ties = [p.name for p in measured if p is not best and p.by_seed(figure) == best.by_seed(figure)]
     equal = f"; the same in {_first(ties, most=8)}" if ties else ""
     among = "" if len(whole) == len(measured) else " of points whose runs all finished"
+    among = among if len(fullest) == len(whole) else f" of points with {seeds(most)}"
     if base in measured and len(measured) < sum(bool(p.by_seed(figure)) for p in comparison.points):
         among += " among those comparable with the baseline"
     lines.append(f"{word} {figure}{among}: {best.name} ({settings(best)}), {spread}{equal}.")

@@ -11,6 +11,7 @@ import importlib
 import inspect
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 import annotated_types
@@ -88,6 +89,8 @@ def check_call(
         if key in hints and not fits(value, hint):
             name, value, hint = misfit(join(path, key), value, hint)
             near = nearest(value, literal_words(hint)) if isinstance(value, str) else ""
+            if isinstance(value, str) and any(fits(number, hint) for number in numbers(value)):
+                near = f"; this is text, type {name}={value} without quotes"
             if value and not isinstance(value, (list, Mapping)) and fits([value], hint):
                 near = f"; type {name}=[{value}]"
             if isinstance(value, (bool, int, float)) and fits(spell(value), hint):
@@ -200,6 +203,15 @@ def nearest(word: str, words: Iterable[str], prefix: str = "") -> str:
 def join(path: str, key: str) -> str:
     """The dotted key `path.key`; `key` alone where `path` is ""."""
     return f"{path}.{key}" if path else key
+
+
+def numbers(text: str) -> list[int | float]:
+    """What the text would be if it were read as a number: an integer, a float, both or neither."""
+    found: list[int | float] = []
+    for kind in (int, float):
+        with suppress(ValueError):
+            found.append(kind(text))
+    return found
 
 
 def spell(value: Any) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +52,8 @@ def continued(flags: Sequence[str], overrides: Sequence[str], config_name: str) 
     elsewhere = unquoted(typed.get(PLACE, "").partition("=")[2])
     if elsewhere and Path(elsewhere).expanduser().resolve() != folder:
         raise check.refusal(KEY, value, f"a run goes on in its own folder; leave {typed[PLACE]} out")
+    if moved := elsewhere_now(folder, kept, "--config-dir" in saved.flags):
+        print(moved, file=sys.stderr)
     own = [text for key, text in typed.items() if key != KEY]
     place = [f"{KEY}={quoted(folder)}", f"{PLACE}={quoted(folder)}"]
     given = {flag.partition("=")[0] for flag in flags}
@@ -84,6 +88,19 @@ def read_saved(folder: Path, value: str) -> Saved:
                 f"{KEY}={value}: a checkpoint; type {KEY}={folder.parents[1]}, the run's folder"
             ) from error
         raise check.refusal(KEY, value, f"not a run's folder, for {SAVED} in it cannot be read; {ALLOWED}") from error
+
+
+def elsewhere_now(folder: Path, kept: Sequence[str], own_options: bool) -> str:
+    """A note for a run that began in another folder, where its relative paths or modules lead; "" for any other."""
+    began = yaml.safe_load((folder / HYDRA).read_text(encoding="utf-8"))["hydra"]["runtime"].get("cwd")
+    if began is None or Path(began) == Path.cwd():
+        return ""
+    values = [(text, unquoted(text.partition("=")[2])) for text in kept]
+    there = [(text, value) for text, value in values if value and os.path.exists(os.path.join(began, value))]
+    gone = [text for text, value in there if not os.path.exists(value)]
+    if gone:
+        return f"note: {', '.join(gone)}: not here, but where the run began; go to {began}, or type an absolute path"
+    return f"note: the run began in {began}; modules of your own are looked for here" if own_options else ""
 
 
 def key_of(override: str) -> str:
