@@ -120,6 +120,27 @@ def test_what_a_sweep_varies_is_named_as_it_was_typed(tmp_path: Path) -> None:
     assert "baseline._target_" in points.compare([tmp_path]).points[0].settings
 
 
+def test_the_option_of_a_group_stands_for_what_it_decides(tmp_path: Path) -> None:
+    """The rate is the option's in a, b and c; the temperature differs between two runs with the same option."""
+    made = {"a": ("adamw", 1e-4, 1.0), "b": ("muon", 2e-4, 1.0), "c": ("muon", 2e-4, 0.7)}
+    for name, (option, lr, temperature) in made.items():
+        make(tmp_path / name, **{"optim.lr": lr, "grpo.temperature": temperature})
+        choices = {"optim": option, "grpo": "default", "experiment": None, "sweep": None}
+        about = {"hydra": {"runtime": {"choices": choices}}}
+        (tmp_path / name / ".hydra" / "hydra.yaml").write_text(yaml.safe_dump(about), encoding="utf-8")
+    settings = [point.settings for point in points.compare([tmp_path]).points]
+    assert settings == [
+        {"optim": "adamw", "grpo.temperature": 1.0},
+        {"optim": "muon", "grpo.temperature": 1.0},
+        {"optim": "muon", "grpo.temperature": 0.7},
+    ]
+    both = {"optim.lr", "grpo.temperature"}
+    (tmp_path / "b" / ".hydra" / "overrides.yaml").write_text("[optim=muon, optim.lr=2e-4]", encoding="utf-8")
+    assert both == set(points.compare([tmp_path]).points[0].settings), "a rate that was typed is shown"
+    make(tmp_path / "d", **{"optim.lr": 3e-4})  # it does not say which option it has
+    assert both == set(points.compare([tmp_path]).points[0].settings)
+
+
 def test_a_setting_is_shown_as_it_would_be_typed() -> None:
     shown = {None: "null", 1: "1", 2.5e-6: "2.5e-06", 0.1 + 0.2: "0.3", "word": "word", "rookexp.losses.Clip": "Clip"}
     assert {value: points.text(value) for value in shown} == shown

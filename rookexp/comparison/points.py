@@ -19,6 +19,7 @@ from rookexp.run_folder.runs import Run
 from rookexp.statistics import Difference, Interval
 
 MAIN = "gain"  # the figure by which points are judged, unless a sweep has another objective
+RECIPES = ("experiment", "sweep", "debug")  # groups whose options set values of other groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,15 +189,32 @@ def _one_a_seed(group: Sequence[Run], notes: list[str]) -> list[Run]:
 
 
 def _settings(groups: Sequence[Sequence[Run]], varying: Mapping[str, tuple[Any, ...]]) -> Mapping[str, tuple[Any, ...]]:
-    """Dotted key -> value in each point, of what varies; in trials of one sweep, first what was typed to vary."""
+    """Key -> value in each point, of what varies; in trials of one sweep, first what was typed to vary."""
     notes = [trial(group[0]) for group in groups]
     alike = {(note.get("sweep"), tuple(note.get("params", {}))) for note in notes}
     if len(alike) > 1 or not notes[0].get("params"):
-        return varying
+        return _by_option(groups, varying)
     typed = {key: tuple(note["params"][key] for note in notes) for key in notes[0]["params"]}
     paths = [key.lstrip("+").rpartition("@")[2] for key in typed]
     rest = {k: v for k, v in varying.items() if not runs.within(k, paths)}
     return {key: values for key, values in typed.items() if len(set(map(repr, values))) > 1} | rest
+
+
+def _by_option(groups: Sequence[Sequence[Run]], varying: Mapping[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
+    """The same, with a group's option, as `baseline=rloo`, in place of the keys that differ by that choice alone."""
+    chosen = [runs.options(group[0].folder) for group in groups]
+    if len({tuple(map(own.get, RECIPES)) for own in chosen}) > 1:
+        return dict(varying)  # a recipe has values of its own for an option's keys
+    typed = {text.partition("=")[0].lstrip("+~") for group in groups for text in group[0].overrides}
+    found = dict(varying)
+    for name in chosen[0]:
+        options = tuple(own.get(name) for own in chosen)
+        inside = [key for key in varying if runs.within(key, [name.rpartition("@")[2].replace("/", ".")])]
+        pairs = {key: set(zip(options, map(repr, varying[key]), strict=True)) for key in inside}
+        decided = [key for key in inside if len(pairs[key]) == len(set(options)) > 1 and key not in typed]
+        if decided and None not in options:
+            found = {name: options, **{key: values for key, values in found.items() if key not in decided}}
+    return dict(sorted(found.items(), key=_rank))
 
 
 def _names(groups: Sequence[Sequence[Run]]) -> list[str]:

@@ -15,7 +15,7 @@ import yaml
 from rookexp import chess_text, track, verdict
 from rookexp.errors import DataError
 from rookexp.run_folder import report
-from rookexp.run_folder.run_info import CONFIG, INFO, OVERRIDES
+from rookexp.run_folder.run_info import CONFIG, HYDRA, INFO, OVERRIDES
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # C's takes a tenth of the time, but some builds lack it
 LAST = 20  # logged values that a figure at the end of a run is the mean of
@@ -103,6 +103,15 @@ def overrides(folder: Path) -> tuple[str, ...]:
     if found is not None and not isinstance(found, list):
         raise DataError(f"{path}: no list; was it written by hand?")
     return tuple(map(str, found or ()))
+
+
+def options(folder: Path) -> dict[str, str | None]:
+    """Group -> the option that the run in a folder was composed of, as Hydra notes it; {} where there is no note."""
+    try:
+        found: dict[str, str | None] = _yaml(folder / HYDRA)["hydra"]["runtime"]["choices"]
+    except (DataError, OSError, KeyError, TypeError):
+        return {}
+    return found
 
 
 def find(path: Path) -> list[Path]:

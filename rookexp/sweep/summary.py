@@ -6,8 +6,6 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
-
 from rookexp.config import check
 from rookexp.run_folder import runs
 from rookexp.run_folder.report import PLAIN_WIDTH
@@ -46,11 +44,7 @@ def table(found: list[Run]) -> tuple[list[str], list[list[str]]]:
 
 def typed(found: Sequence[Run]) -> dict[str, list[str]]:
     """What was typed differently for the runs, as Hydra notes it in their folders: key -> value for each run."""
-    notes = [run.folder / ".hydra" / "overrides.yaml" for run in found]
-    if not all(note.is_file() for note in notes):
-        return {}
-    lines = (yaml.safe_load(note.read_text(encoding="utf-8")) for note in notes)
-    said = [dict(text.partition("=")[::2] for text in own) for own in lines]
+    said = [dict(text.partition("=")[::2] for text in run.overrides) for run in found]
     columns = {key: [own.get(key, "-") for own in said] for own in said for key in own}
     return {key: values for key, values in columns.items() if len(set(values)) > 1}
 
