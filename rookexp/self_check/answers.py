@@ -122,8 +122,10 @@ def reward_rows(case: Rehearsal) -> str | Finding | Skipped:
 
 def _unscored(case: Rehearsal, prompts: Sequence[Prompt], texts: Sequence[str]) -> Finding | None:
     """The finding for a prompt of the step and a text whose reward is not a finite number, which a training refuses."""
-    asked = {prompt.text for prompt in case.task.select(case.subject.step)}
     rewards = case.own.source.reward.score(prompts, texts).rewards
+    if rewards.isfinite().all():
+        return None
+    asked = {prompt.text for prompt in case.task.select(case.subject.step)}
     for prompt, text, reward in zip(prompts, texts, rewards.tolist(), strict=True):
         if not math.isfinite(reward) and prompt.text in asked:
             cause = "a division by 0 in the reward, as by the length of an empty answer, or no part of it that applies"
