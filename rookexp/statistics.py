@@ -124,8 +124,9 @@ def same_within_noise(values: Values, *, comparisons: int = 1, rounding: float =
 
 def compared(a: Mapping[int, float], b: Mapping[int, float], *, comparisons: int = 1) -> Difference:
     """a compared with b over the seeds in common; `said` is the verdict by the rule of `same_within_noise`."""
-    found = differences(a, b)
-    rounding = SINGLE * max((abs(x) for values in (a, b) for x in values.values() if math.isfinite(x)), default=0.0)
+    both = [abs(values[seed]) for values in (a, b) for seed in a.keys() & b.keys()]
+    rounding = SINGLE * max(filter(math.isfinite, both), default=0.0)
+    found = [0.0 if abs(x) <= rounding else x for x in differences(a, b)]
     interval = mean(found, rounding=rounding)
     way: Literal["higher", "lower"] = "higher" if interval.value > 0 else "lower"
     same = same_within_noise(found, rounding=rounding)

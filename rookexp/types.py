@@ -24,10 +24,8 @@ Autocast = Callable[[], AbstractContextManager[None]]  # a context in which prod
 # Names of the metrics and columns beside those of a reward's parts; a part of such a name would replace them.
 OWN_NAMES = {
     *("mean", "mean_A", "mean_P", "std", "reward", "reward_std", "truncated_frac"),
-    *("step", "kind", "prompt", "completion", "advantage", "truncated"),
+    *("step", "kind", "prompt", "completion", "advantage", "truncated", "unnormalised"),
 }
-# Part of rewards that were normalised within their groups, whose mean is then 0: what they were before.
-UNNORMALISED = "unnormalised"
 ROUNDING = 1e-6  # of the largest reward: rewards that differ by less count as equal
 SAME = 1e-4  # of 1 + |reward|: by how much a reward and the sum of its stages may differ, by rounding
 
@@ -113,6 +111,7 @@ class Scores:
     rewards: Shaped[Tensor, " n"]  # outcome reward of each completion
     parts: Mapping[str, Shaped[Tensor, " n"]]  # components and diagnostics; NaN = not applicable
     stages: Stages | None = None  # None: each reward is earned by the whole completion
+    unnormalised: Shaped[Tensor, " n"] | None = None  # rewards before normalisation within groups; None: there was none
 
     def __post_init__(self) -> None:
         """Converts rewards and parts to floats, whatever their dtype.
@@ -129,8 +128,16 @@ class Scores:
             raise ConfigError(f"reward: part {name!r}: a metric or column of every run has that name; give it another")
         parts = {name: _floats(f"part {name!r}", part, len(self.rewards)) for name, part in self.parts.items()}
         object.__setattr__(self, "parts", parts)
+        if self.unnormalised is not None:
+            before = _floats("the unnormalised rewards", self.unnormalised, len(self.rewards))
+            object.__setattr__(self, "unnormalised", before)
         if self.stages is not None:
             _refuse_other_sums(self.rewards, self.stages)
+
+    @property
+    def comparable(self) -> Tensor:
+        """The rewards in a unit in which steps can be compared; normalised ones have the mean 0 in each."""
+        return self.rewards if self.unnormalised is None else self.unnormalised
 
     def dead(self, group_size: int, *, by_stage: bool) -> Bool[Tensor, " p"]:
         """True for groups with nothing to compare: all rewards are equal, with `by_stage` in each stage, if any.

@@ -80,10 +80,20 @@ def test_the_modes_differ_after_the_baseline_too():
 
 def test_parts_are_the_rewards_as_they_are_and_their_parts():
     scores = combined("normalise_then_sum", {"one": 1.0, "two": 0.0}, one=ONE, two=TWO).score(PROMPTS, TEXTS)
-    assert list(scores.parts) == ["one", "two", "one/half", "two/half", "unnormalised"]
-    close(scores.parts["unnormalised"], ONE)
+    assert list(scores.parts) == ["one", "two", "one/half", "two/half"]
+    assert scores.unnormalised is not None
+    close(scores.unnormalised, ONE)
+    assert combined("sum_then_normalise", {"one": 1.0}, one=ONE).score(PROMPTS, TEXTS).unnormalised is None
     close(scores.parts["two"], TWO)
     close(scores.parts["one/half"], [x / 2 for x in ONE])
+
+
+def test_a_sum_of_normalised_sums_knows_the_plain_one() -> None:
+    inner = combined("normalise_then_sum", {"one": 1.0}, one=ONE)
+    for mode in ("sum_then_normalise", "normalise_then_sum"):
+        scores = Combined(rewards={"in": inner}, weights={"in": 2.0}, normalise=mode).score(PROMPTS, TEXTS)
+        assert scores.unnormalised is not None
+        close(scores.unnormalised, [2 * x for x in ONE])
 
 
 def test_what_does_not_apply_is_not_zero():

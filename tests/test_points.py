@@ -141,6 +141,17 @@ def test_the_option_of_a_group_stands_for_what_it_decides(tmp_path: Path) -> Non
     assert both == set(points.compare([tmp_path]).points[0].settings)
 
 
+def test_no_setting_has_the_name_of_a_figure(tmp_path: Path) -> None:
+    for i, option in enumerate(("fixed", "none")):
+        made = make(tmp_path / str(i), **{"kl.coef": 0.1 * i})
+        about = {"hydra": {"runtime": {"choices": {"kl": option, "sweep": None, "odd": ["a"]}}}}
+        (made / ".hydra" / "hydra.yaml").write_text(yaml.safe_dump(about), encoding="utf-8")
+    assert [point.settings for point in points.compare([tmp_path]).points] == [
+        {"kl (option)": "fixed"},
+        {"kl (option)": "none"},
+    ]
+
+
 def test_a_setting_is_shown_as_it_would_be_typed() -> None:
     shown = {None: "null", 1: "1", 2.5e-6: "2.5e-06", 0.1 + 0.2: "0.3", "word": "word", "rookexp.losses.Clip": "Clip"}
     assert {value: points.text(value) for value in shown} == shown

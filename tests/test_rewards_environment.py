@@ -183,7 +183,8 @@ def test_a_part_of_a_task_that_is_not_asked_again_does_not_apply() -> None:
 
 def test_the_self_check_compares_gold_answers_within_their_task() -> None:
     """Those of P earn 2 and those of A 1.5."""
-    golds = [(p_of(WHITE_ROW), p_gold(WHITE_ROW)), (START, RIGHT), (START, RIGHT)]
+    other = a_of(START.answer.new_fen, "e7e5")
+    golds = [(p_of(WHITE_ROW), p_gold(WHITE_ROW)), (START, RIGHT), (other, other.answer.text())]
     source = SimpleNamespace(reward=option("full_additive"))
     case = cast(Rehearsal, SimpleNamespace(golds=golds, own=SimpleNamespace(source=source)))
     assert isinstance(answers.gold_answers(case), str)

@@ -483,8 +483,10 @@ def test_asking_again_is_reproducible() -> None:
 # ---- metrics --------------------------------------------------------------------------------------------------------
 
 
-def metrics_of(rollouts: Rollouts, rewards: Tensor, parts: Mapping[str, Tensor] = {}) -> dict[str, float]:
-    scores = Scores(rewards.flatten(), parts)
+def metrics_of(
+    rollouts: Rollouts, rewards: Tensor, parts: Mapping[str, Tensor] = {}, before: Tensor | None = None
+) -> dict[str, float]:
+    scores = Scores(rewards.flatten(), parts, unnormalised=before)
     return rollout_metrics(rollouts, scores, scores.dead(rewards.shape[1], by_stage=True))
 
 
@@ -520,11 +522,10 @@ def test_metrics_of_the_rollouts() -> None:
 
 
 def test_rewards_that_were_normalised_within_groups_are_told_as_they_were() -> None:
-    rewards = torch.tensor([[-0.5, -0.5, 1.5, -0.5], [0.0, 0, 0, 0], [0.1, 0.2, 0.3, 0.4]])  # the last: another task's
-    plain = torch.tensor([0.0, 0, 1, 0, 0.7, 0.7, 0.7, 0.7] + [math.nan] * 4)
-    penalty = torch.tensor([0.0] * 7 + [-0.2] * 5)
-    metrics = metrics_of(sampled(), rewards, {"unnormalised": plain, "overlong": penalty})
-    assert metrics["reward/mean"] == pytest.approx((1 + 4 * 0.7 - 0.2 + 1) / 12)
+    rewards = torch.tensor([[-0.5, -0.5, 1.5, -0.5], [0.0, 0, 0, 0], [0.1, 0.2, 0.3, 0.4]])
+    before = torch.tensor([0.0, 0, 1, 0, 0.7, 0.7, 0.7, 0.7, 0.1, 0.2, 0.3, 0.4])
+    metrics = metrics_of(sampled(), rewards, {"overlong": torch.full((12,), -0.3)}, before)  # a reward's own name
+    assert metrics["reward/mean"] == pytest.approx((1 + 4 * 0.7 + 1) / 12)
     assert "reward/unnormalised" not in metrics
 
 

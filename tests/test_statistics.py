@@ -136,3 +136,10 @@ def test_equal_differences_of_means_in_float32_have_no_spread_either() -> None:
     assert found.said == "cannot tell"
     assert np.isnan(found.interval.low)
     assert statistics.compared(a, {0: 0.2, 1: 0.4, 2: 0.59}).said == "higher"
+
+
+def test_differences_of_rounding_size_are_none() -> None:
+    a = {0: 0.5 + 1e-8, 1: 0.5 - 2e-8, 2: 0.5}
+    assert statistics.compared(a, dict.fromkeys(a, 0.5)).said == "identical"
+    large = {0: 1.0, 1: 1.1, 2: 1.11, 3: 1e7}  # the last has no partner, and no say
+    assert statistics.compared(large, dict.fromkeys(range(3), 0.0)).said == "higher"

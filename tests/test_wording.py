@@ -51,7 +51,14 @@ def test_one_lucky_seed_is_no_best_point(tmp_path: Path) -> None:
         for seed, gain in gains.items():
             make(tmp_path / f"{name}{seed}", gain=gain, seed=seed, **{"optim.lr": 1.0 + ord(name)})
     said = " ".join(wording.said(points.compare([tmp_path])))
-    assert "Highest mean gain of points with 3 seeds: a0 (" in said
+    assert "Highest mean gain of points with 3 seeds or more: a0 (" in said
+
+
+def test_one_seed_more_is_no_best_point_either(tmp_path: Path) -> None:
+    for name, gain, count in (("a", 0.1, 6), ("b", 0.6, 5), ("c", 0.8, 5)):
+        for seed in range(count):
+            make(tmp_path / f"{name}{seed}", gain=gain + seed / 100, seed=seed, **{"optim.lr": 1.0 + ord(name)})
+    assert "Highest mean gain: c0 (" in " ".join(wording.said(points.compare([tmp_path])))
 
 
 def test_two_models_are_of_one_seed_where_they_can_be(tmp_path: Path) -> None:

@@ -111,7 +111,9 @@ def compare(folders: Sequence[Path], *, baseline: str | None = None) -> Comparis
     varying = runs.differing([group[0].config for group in members])
     varying = dict(sorted(varying.items(), key=_rank))
     names = _names(members)
-    settings = _settings(members, varying)
+    settings = {  # no column may have the name of a figure, as the groups kl and reward have
+        f"{key} (option)" if key in measures.FIGURES else key: v for key, v in _settings(members, varying).items()
+    }
     points = tuple(
         of(name, group, {key: values[i] for key, values in settings.items()})
         for i, (name, group) in enumerate(zip(names, members, strict=True))
@@ -203,15 +205,16 @@ def _settings(groups: Sequence[Sequence[Run]], varying: Mapping[str, tuple[Any, 
 def _by_option(groups: Sequence[Sequence[Run]], varying: Mapping[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
     """The same, with a group's option, as `baseline=rloo`, in place of the keys that differ by that choice alone."""
     chosen = [runs.options(group[0].folder) for group in groups]
-    if len({tuple(map(own.get, RECIPES)) for own in chosen}) > 1:
+    said = [dict(text.lstrip("+~").partition("=")[::2] for text in group[0].overrides) for group in groups]
+    if any(len({own.get(name) for own in each}) > 1 for name in RECIPES for each in (chosen, said)):
         return dict(varying)  # a recipe has values of its own for an option's keys
-    typed = {text.partition("=")[0].lstrip("+~") for group in groups for text in group[0].overrides}
+    typed = {key for own in said for key in own} - {name for own in chosen for name in own}
     found = dict(varying)
     for name in chosen[0]:
         options = tuple(own.get(name) for own in chosen)
         inside = [key for key in varying if runs.within(key, [name.rpartition("@")[2].replace("/", ".")])]
         pairs = {key: set(zip(options, map(repr, varying[key]), strict=True)) for key in inside}
-        decided = [key for key in inside if len(pairs[key]) == len(set(options)) > 1 and key not in typed]
+        decided = [key for key in inside if len(pairs[key]) == len(set(options)) > 1 and not runs.within(key, typed)]
         if decided and None not in options:
             found = {name: options, **{key: values for key, values in found.items() if key not in decided}}
     return dict(sorted(found.items(), key=_rank))

@@ -213,7 +213,8 @@ def _many(comparison: Comparison) -> list[str]:
     first = min if comparison.minimized else max
     whole = [point for point in measured if point.whole] or measured  # fewer seeds may be the easier ones
     most = max(len(point.by_seed(figure)) for point in whole)
-    fullest = [point for point in whole if len(point.by_seed(figure)) == most]
+    enough = min(most, statistics.MIN_SEEDS)
+    fullest = [point for point in whole if len(point.by_seed(figure)) >= enough]
     best = first(fullest, key=lambda point: point.interval(figure).value)
     found = best.interval(figure)
     known = {tuple(point.by_seed(figure).items()) for point in comparison.points}
@@ -227,7 +228,7 @@ def _many(comparison: Comparison) -> list[str]:
     ties = [p.name for p in measured if p is not best and p.by_seed(figure) == best.by_seed(figure)]
     equal = f"; the same in {_first(ties, most=8)}" if ties else ""
     among = "" if len(whole) == len(measured) else " of points whose runs all finished"
-    among = among if len(fullest) == len(whole) else f" of points with {seeds(most)}"
+    among = among if len(fullest) == len(whole) else f" of points with {seeds(enough)} or more"
     if base in measured and len(measured) < sum(bool(p.by_seed(figure)) for p in comparison.points):
         among += " among those comparable with the baseline"
     lines.append(f"{word} {figure}{among}: {best.name} ({settings(best)}), {spread}{equal}.")

@@ -89,8 +89,8 @@ def check_call(
         if key in hints and not fits(value, hint):
             name, value, hint = misfit(join(path, key), value, hint)
             near = nearest(value, literal_words(hint)) if isinstance(value, str) else ""
-            if isinstance(value, str) and any(fits(number, hint) for number in numbers(value)):
-                near = f"; this is text, type {name}={value} without quotes"
+            if isinstance(value, str) and (meant := [number for number in numbers(value) if fits(number, hint)]):
+                near = f"; this is text, the number is typed {name}={meant[0]}"
             if value and not isinstance(value, (list, Mapping)) and fits([value], hint):
                 near = f"; type {name}=[{value}]"
             if isinstance(value, (bool, int, float)) and fits(spell(value), hint):

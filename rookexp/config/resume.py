@@ -92,10 +92,11 @@ def read_saved(folder: Path, value: str) -> Saved:
 
 def elsewhere_now(folder: Path, kept: Sequence[str], own_options: bool) -> str:
     """A note for a run that began in another folder, where its relative paths or modules lead; "" for any other."""
-    began = yaml.safe_load((folder / HYDRA).read_text(encoding="utf-8"))["hydra"]["runtime"].get("cwd")
+    runtime = yaml.safe_load((folder / HYDRA).read_text(encoding="utf-8"))["hydra"]["runtime"]
+    began, groups = runtime.get("cwd"), runtime.get("choices") or {}
     if began is None or Path(began) == Path.cwd():
         return ""
-    values = [(text, unquoted(text.partition("=")[2])) for text in kept]
+    values = [(text, unquoted(text.partition("=")[2])) for text in kept if key_of(text) not in groups]
     there = [(text, value) for text, value in values if value and os.path.exists(os.path.join(began, value))]
     gone = [text for text, value in there if not os.path.exists(value)]
     if gone:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rookexp.types import UNNORMALISED, Prompt, Rollouts, Scores, by_task
+from rookexp.types import Prompt, Rollouts, Scores, by_task
 
 
 def rollout_metrics(rollouts: Rollouts, scores: Scores, dead: Bool[Tensor, " p"]) -> dict[str, float]:
@@ -22,7 +21,7 @@ def rollout_metrics(rollouts: Rollouts, scores: Scores, dead: Bool[Tensor, " p"]
     end-of-text. completions/tokens_per_forward is 1 without lookup. With several tasks, reward/mean_<task> is each
     task's mean reward. Rewards are those before any normalisation within groups, where the reward tells them.
     """
-    rewards = _comparable(scores).view(len(dead), -1)  # (P, G)
+    rewards = scores.comparable.view(len(dead), -1)  # (P, G)
     highest, lowest = rewards.amax(), rewards.amin()
     varied = highest > lowest
     group_size = rollouts.group_size
@@ -39,18 +38,9 @@ def rollout_metrics(rollouts: Rollouts, scores: Scores, dead: Bool[Tensor, " p"]
         "completions/identical_frac": repeated / len(rollouts.texts),
         "completions/tokens_per_forward": rollouts.mask.sum() / rollouts.forwards.sum(),
     }
-    values |= {f"reward/{name}": part.nanmean() for name, part in scores.parts.items() if name != UNNORMALISED}
+    values |= {f"reward/{name}": part.nanmean() for name, part in scores.parts.items()}
     values |= {f"reward/mean_{task}": rewards[places].mean() for task, places in by_task(rollouts.prompts).items()}
     return {name: float(value) for name, value in values.items()}
-
-
-def _comparable(scores: Scores) -> Float[Tensor, " n"]:
-    """The rewards in a unit in which steps can be compared; those that a reward has normalised have the mean 0."""
-    plain = scores.parts.get(UNNORMALISED)
-    if plain is None:
-        return scores.rewards
-    penalty = scores.parts.get("overlong", torch.zeros_like(plain))
-    return torch.where(plain.isnan(), scores.rewards, plain + penalty)  # NaN: the reward of another task
 
 
 def kl_share_of_rewards(penalties: Float[Tensor, " n"], outcomes: Float[Tensor, " n"], group_size: int) -> float:
@@ -74,6 +64,7 @@ def completion_rows(rollouts: Rollouts, scores: Scores, advantages: Float[Tensor
     flat, rewards, truncated = advantages.tolist(), scores.rewards.tolist(), rollouts.truncated.tolist()
     parts = {name: part.tolist() for name, part in scores.parts.items()}
     prompts: Sequence[Prompt] = rollouts.prompts
+    before = None if scores.unnormalised is None else scores.unnormalised.tolist()
     return [
         {
             "prompt": prompts[i // rollouts.group_size].text,
@@ -81,6 +72,7 @@ def completion_rows(rollouts: Rollouts, scores: Scores, advantages: Float[Tensor
             "reward": rewards[i],
             "advantage": flat[i],
             "truncated": truncated[i],
+            **({} if before is None else {"unnormalised": before[i]}),
             **{name: part[i] for name, part in parts.items()},
         }
         for i, text in enumerate(rollouts.texts)

@@ -120,7 +120,7 @@ class RolloutSource:
         Raises: ConfigError when a reward is not finite.
         """
         scores = scores_of(self.reward, rollouts.prompts, rollouts.texts)
-        rewards, parts, stages = scores.rewards, dict(scores.parts), scores.stages
+        rewards, parts, stages, before = scores.rewards, dict(scores.parts), scores.stages, scores.unnormalised
         if not (finite := rewards.isfinite()).all():
             row = int((~finite).nonzero()[0])
             asked = rollouts.prompts[row // self.group_size].text
@@ -139,10 +139,11 @@ class RolloutSource:
                 rollouts.mask.sum(1).cpu() + later, max_new_tokens=longest, buffer=self.overlong_buffer
             )
             rewards = rewards + parts["overlong"]
+            before = None if before is None else before + parts["overlong"]
             if stages is not None:
                 *others, last = stages.rewards.unbind(1)
                 stages = replace(stages, rewards=torch.stack([*others, last + parts["overlong"]], 1))
-        return Scores(rewards, parts, stages)
+        return Scores(rewards, parts, stages, before)
 
     def stages(self, rollouts: Rollouts, stages: Stages) -> Int[Tensor, "n t"]:
         """The index of the stage in which the text of each completion token ends; 0 outside the completions."""
@@ -199,7 +200,9 @@ def with_groups(
     absent = torch.full_like(new_scores.rewards, math.nan)  # for parts of tasks that were not resampled
     parts = {name: put(part, new_scores.parts.get(name, absent), 0) for name, part in scores.parts.items()}
     stages = stages_of([(range(len(texts)), scores), (rows, new_scores)], texts)
-    return merged, Scores(put(scores.rewards, new_scores.rewards, 0), parts, stages)
+    changed = scores.unnormalised is not None or new_scores.unnormalised is not None
+    before = put(scores.comparable, new_scores.comparable, 0) if changed else None
+    return merged, Scores(put(scores.rewards, new_scores.rewards, 0), parts, stages, before)
 
 
 def joined(parts: Sequence[generate.Samples], rows: Sequence[int], eot_id: int) -> generate.Samples:

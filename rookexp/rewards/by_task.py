@@ -52,4 +52,10 @@ class ByTask(MadeOf):
             for name, values in [("", scores.rewards), *scores.parts.items()]:
                 whole = columns.setdefault(name, torch.full((len(texts),), math.nan, dtype=values.dtype))
                 whole[rows] = values
-        return Scores(columns.pop(""), columns, stages_of(found, texts))
+        rewards = columns.pop("")
+        before = None
+        if any(scores.unnormalised is not None for _, scores in found):
+            before = rewards.clone()
+            for rows, scores in found:
+                before[rows] = scores.comparable
+        return Scores(rewards, columns, stages_of(found, texts), before)

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rookexp.errors import ConfigError, PartError
-from rookexp.types import UNNORMALISED, LongReward, Prompt, Reward, Scores, all_equal, scores_of
+from rookexp.types import LongReward, Prompt, Reward, Scores, all_equal, scores_of
 
 TRACE = 1e-5  # standard deviations: what rounding can leave of a sum of normalised rewards that should be 0
 
@@ -95,24 +95,24 @@ class Combined(MadeOf):
         compares completions has to leave it out.
         With one completion per prompt, as in a greedy evaluation, there is no group: both modes then sum the rewards as
         they are; unlike normalised rewards, these sums can be compared from step to step.
-        Parts (N,): `<name>`, each reward's own values, never normalised, and its parts as `<name>/<part>`; where
-        rewards are normalised, `unnormalised`, their sum as they are, of which `reward/mean` is the mean.
+        Parts (N,): `<name>`, each reward's own values, never normalised, and its parts as `<name>/<part>`.
         """
         scores = {name: scores_of(reward, prompts, texts) for name, reward in self.rewards.items()}
         values = torch.stack([each.rewards for each in scores.values()])  # (K, N)
         group_size = len(texts) // len(prompts)
         weights = values.new_tensor([self.weights[name] for name in scores])
-        rewards = weighted(values, weights)
+        plain = weighted(torch.stack([each.comparable for each in scores.values()]), weights)
         parts = {name: each.rewards for name, each in scores.items()}
         for name, each in scores.items():
             parts |= {f"{name}/{part}": value for part, value in each.parts.items()}
-        if self.normalise == "normalise_then_sum" and group_size > 1:
-            parts[UNNORMALISED] = rewards
+        normalise = self.normalise == "normalise_then_sum" and group_size > 1
+        if normalise:
             values = normalised(values.view(len(scores), -1, group_size)).flatten(1)
-            rewards = weighted(values, weights)
-            # A group's mean is 0, so a group of equal sums should be exactly 0.
+        rewards = weighted(values, weights)
+        if normalise:  # a group's mean is 0, so a group of equal sums should be exactly 0
             rewards = rewards.masked_fill(rewards.abs() <= TRACE * weights.sum(), 0)
-        return Scores(rewards, parts)
+        inside = any(each.unnormalised is not None for each in scores.values())
+        return Scores(rewards, parts, unnormalised=plain if normalise or inside else None)
 
 
 class Clipped(MadeOf):
@@ -129,7 +129,9 @@ class Clipped(MadeOf):
     def score(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> Scores:
         """Rewards (N,) of N = P x G completions, row p*G+g for prompt p; NaN stays. Adds the part `unclipped`."""
         scores = scores_of(self.reward, prompts, texts)
-        return Scores(scores.rewards.clamp(self.low, self.high), {**scores.parts, "unclipped": scores.rewards})
+        before = None if scores.unnormalised is None else scores.unnormalised.clamp(self.low, self.high)
+        parts = {**scores.parts, "unclipped": scores.rewards}
+        return Scores(scores.rewards.clamp(self.low, self.high), parts, unnormalised=before)
 
 
 def weighted(values: Float[Tensor, "k n"], weights: Float[Tensor, " k"]) -> Float[Tensor, " n"]:

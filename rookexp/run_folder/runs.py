@@ -108,10 +108,10 @@ def overrides(folder: Path) -> tuple[str, ...]:
 def options(folder: Path) -> dict[str, str | None]:
     """Group -> the option that the run in a folder was composed of, as Hydra notes it; {} where there is no note."""
     try:
-        found: dict[str, str | None] = _yaml(folder / HYDRA)["hydra"]["runtime"]["choices"]
-    except (DataError, OSError, KeyError, TypeError):
+        found = _yaml(folder / HYDRA)["hydra"]["runtime"]["choices"].items()
+    except (DataError, OSError, KeyError, TypeError, AttributeError):
         return {}
-    return found
+    return {str(group): option for group, option in found if option is None or isinstance(option, str)}
 
 
 def find(path: Path) -> list[Path]:
@@ -139,7 +139,7 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """A run's figures by name; a figure whose metric was not logged is absent.
 
     `gain`: last minus first greedy reward; `reward`, `best`: the last and the highest greedy reward; `slope`: of the
-    moving average that the verdict takes, in reward per 100 steps, from 40 values on; greedy where each step has it;
+    moving average as the verdict's, in reward per 100 steps, from 40 values on; greedy where each step has it;
     `kl` (exact and forward, whatever was optimised), `entropy`, `kl_share`, `dead_groups`: mean of the last 20 values;
     `grad_norm_max`: infinite where a norm was not finite; `seconds`: of all steps; `tokens_per_s`: median; `steps`:
     done.

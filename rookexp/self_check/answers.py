@@ -60,7 +60,8 @@ def gold_answers(case: Rehearsal) -> str | Finding | Skipped:
     other += [-math.inf] * (len(prompts) - len(few))
     due = {}
     for task in set(tasks):
-        highest, second = sorted([-math.inf, *(r for t, r in zip(tasks, gold, strict=True) if t == task)])[:-3:-1]
+        by_text = {p.text: r for p, r in zip(prompts, gold, strict=True) if p.task == task}
+        highest, second = sorted([-math.inf, *by_text.values()])[:-3:-1]
         due[task] = highest if highest - second <= SAME_REWARD else -math.inf
     reward = case.own.source.reward
     own = [isinstance(reward, Answers) and reward.gold(prompt) is not None for prompt in prompts]

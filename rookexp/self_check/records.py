@@ -137,12 +137,12 @@ def baseline(case: Rehearsal) -> str | Finding | Skipped:
     """Groups with rewards from 0.1 up to 0.2 and from 0.9 down to 0.8 are each compared within themselves.
 
     A baseline may leave one of them out, as MaxRL does a group whose mean is low: its advantages are then all 0. A
-    third group, of equal rewards, has finite advantages, too.
+    third group, of equal rewards, has finite advantages, too, unless such groups are dropped.
     """
     if not case.own.baseline.needs_groups:
         return Skipped("the baseline does not compare the rows of a group")
     size = case.own.group_size
-    ends = (0.1, 0.2), (0.9, 0.8), (0.5, 0.5)
+    ends = [(0.1, 0.2), (0.9, 0.8), *[(0.5, 0.5)] * (case.own.dead_groups == "kept")]  # else it never sees dead ones
     rewards = torch.cat([torch.linspace(first, last, size) for first, last in ends])[:, None]
     mask = torch.ones_like(rewards, dtype=torch.bool)
     kinds = (case.prompts[0].task,) * len(ends)

@@ -161,8 +161,9 @@ class Standing:
         found = {}
         for key in self.plan.space.declared:
             own, all_of = len(self._levels(key)) - 1, len(self.complete) - 1
-            drawn = np.random.default_rng(0).beta(own / 2, (all_of - own) / 2, DRAWN) if 0 < own < all_of else [1.0]
-            found[key] = own / all_of, float(np.quantile(drawn, 0.95))
+            if 0 < own < all_of:  # else it has no effect to look for, or explains all
+                drawn = np.random.default_rng(0).beta(own / 2, (all_of - own) / 2, DRAWN)
+                found[key] = own / all_of, float(np.quantile(drawn, 0.95))
         return found
 
     def _levels(self, key: str) -> list[list[float]]:
