@@ -21,7 +21,6 @@ from rookexp.models import weights
 from rookexp.objectives.likelihood import NextToken
 from rookexp.per_task_sampling import ALLOWED, changed, own_lengths, own_sampling, shared_sampling
 from rookexp.policies import Pretrained, sanity_warnings
-from rookexp.returns import no_stages
 from rookexp.run_folder import run_info, runs
 from rookexp.run_folder.resume_checks import (
     Start,
@@ -117,8 +116,7 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
     tell_other_hardware(run_folder, config["hardware"].get("precision"), resolved_hardware(hardware))
     reward, baseline = parts.build_group(config, "reward"), parts.build_group(config, "baseline")
     tell_other_engines(run_folder, engines := parts.engines_of(reward))
-    if baseline.by_stage and not parts.may_have_stages(reward):
-        raise no_stages(baseline, reward)
+    parts.refuse_without_stages(baseline, reward)
     policy = load_policy(config, hardware)
     print(introduced(policy, hardware), flush=True)
     vocab, n_positions = policy.model.config.vocab_size, policy.model.config.n_positions

@@ -12,7 +12,6 @@ from rookexp.draw import Sampling
 from rookexp.errors import CheckupFailed, ConfigError, RookexpError
 from rookexp.models import hub, weights
 from rookexp.objectives.grpo_choices import refuse_contradictions
-from rookexp.returns import no_stages
 from rookexp.self_check.golds import golds_of
 from rookexp.tasks.mixed import Phases, notes_of, subtasks
 from rookexp.tasks.positions import position_key
@@ -187,8 +186,7 @@ def choices(
     grpo, baseline = config["grpo"], parts.build_group(config, "baseline")
     wrong = ""
     try:
-        if baseline.by_stage and not parts.may_have_stages(reward):
-            raise no_stages(baseline, reward)
+        parts.refuse_without_stages(baseline, reward)
         refuse_contradictions(
             baseline=baseline,
             coefficient=parts.build_group(config, "kl"),

@@ -13,7 +13,7 @@ from rookexp.config.nodes import Config, make
 from rookexp.errors import ConfigError, DataError
 from rookexp.losses import PolicyLoss
 from rookexp.reference import Sync
-from rookexp.returns import Baseline
+from rookexp.returns import Baseline, no_stages
 from rookexp.rewards.by_task import ByTask
 from rookexp.rewards.combine import MadeOf
 from rookexp.tasks.mixed import notes_of, subtasks
@@ -59,6 +59,12 @@ def may_have_stages(reward: Any) -> bool:
     if isinstance(reward, ByTask):
         return any(map(may_have_stages, reward.rewards.values()))
     return bool(getattr(reward, "staged", not type(reward).__module__.startswith("rookexp.")))
+
+
+def refuse_without_stages(baseline: Baseline, reward: Any) -> None:
+    """Raises: ConfigError for a baseline of stages with a reward that has none."""
+    if baseline.by_stage and not may_have_stages(reward):
+        raise no_stages(baseline, reward)
 
 
 def engines_of(reward: Any) -> list[str]:

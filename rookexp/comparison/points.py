@@ -20,6 +20,7 @@ from rookexp.statistics import Difference, Interval
 
 MAIN = "gain"  # the figure by which points are judged, unless a sweep has another objective
 RECIPES = ("experiment", "sweep", "debug")  # groups whose options set values of other groups
+OPTION = " (option)"  # behind a setting that has the name of a figure, as the groups kl and reward: columns have both
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +112,9 @@ def compare(folders: Sequence[Path], *, baseline: str | None = None) -> Comparis
     varying = runs.differing([group[0].config for group in members])
     varying = dict(sorted(varying.items(), key=_rank))
     names = _names(members)
-    settings = {  # no column may have the name of a figure, as the groups kl and reward have
-        f"{key} (option)" if key in measures.FIGURES else key: v for key, v in _settings(members, varying).items()
+    settings = {
+        f"{key}{OPTION}" if key in measures.FIGURES else key: values
+        for key, values in _settings(members, varying).items()
     }
     points = tuple(
         of(name, group, {key: values[i] for key, values in settings.items()})
@@ -142,7 +144,7 @@ def _rank(item: tuple[str, tuple[Any, ...]]) -> tuple[bool, int]:
 
 def label(key: str, value: Any) -> str:
     """A setting as it would be typed, import paths without their modules."""
-    return f"{key.removesuffix('._target_')}={text(value)}"
+    return f"{key.removesuffix('._target_').removesuffix(OPTION)}={text(value)}"
 
 
 def text(value: Any) -> str:

@@ -15,7 +15,7 @@ from rookexp.config import check
 from rookexp.config.composing import quoted
 from rookexp.errors import ConfigError
 from rookexp.files import write_atomic
-from rookexp.run_folder.run_info import HYDRA, OVERRIDES, SAVED, whereabouts
+from rookexp.run_folder.run_info import HYDRA, OVERRIDES, SAVED, Whereabouts, whereabouts
 
 KEY, PLACE = "resume", "hydra.run.dir"
 DOORS = {"config": "train", "pretrain": "pretrain"}  # config names whose runs can be continued
@@ -42,8 +42,10 @@ def continued(flags: Sequence[str], overrides: Sequence[str], config_name: str) 
     if not (folder / SAVED).is_dir() and (held := sorted(folder.glob(f"*/{OVERRIDES}"))):
         raise check.refusal(KEY, value, f"a folder of runs; name one, as {held[0].parent.parent}")
     saved = read_saved(folder, value)
-    if saved.config_name != config_name and saved.config_name in DOORS:  # any other name is a user's own config
-        command = f"python -m rookexp.{DOORS[saved.config_name]} {KEY}={value}"
+    if (
+        saved.place.config_name != config_name and saved.place.config_name in DOORS
+    ):  # any other name is a user's own config
+        command = f"python -m rookexp.{DOORS[saved.place.config_name]} {KEY}={value}"
         raise check.refusal(KEY, value, f"a run of another door; type {command}")
     groups = tuple(f"{key.rpartition('@')[2]}." for key, text in typed.items() if "." not in key.partition("@")[0])
     kept = [
@@ -52,7 +54,7 @@ def continued(flags: Sequence[str], overrides: Sequence[str], config_name: str) 
     elsewhere = unquoted(typed.get(PLACE, "").partition("=")[2])
     if elsewhere and Path(elsewhere).expanduser().resolve() != folder:
         raise check.refusal(KEY, value, f"a run goes on in its own folder; leave {typed[PLACE]} out")
-    if moved := elsewhere_now(folder, kept, "--config-dir" in saved.flags):
+    if moved := elsewhere_now(saved, kept):
         print(moved, file=sys.stderr)
     own = [text for key, text in typed.items() if key != KEY]
     place = [f"{KEY}={quoted(folder)}", f"{PLACE}={quoted(folder)}"]
@@ -67,9 +69,9 @@ def continued(flags: Sequence[str], overrides: Sequence[str], config_name: str) 
 class Saved:
     """What a run's folder says of how it was started."""
 
-    config_name: str
     overrides: list[str]
     flags: dict[str, str]  # those that say where its options are -> their values
+    place: Whereabouts
 
 
 def read_saved(folder: Path, value: str) -> Saved:
@@ -79,9 +81,10 @@ def read_saved(folder: Path, value: str) -> Saved:
     """
     try:
         overrides = yaml.safe_load((folder / OVERRIDES).read_text(encoding="utf-8"))
-        name, config_dir, searchpath = whereabouts(folder)
-        found = {"--config-dir": config_dir, "--config-name": name}
-        return Saved(name, [*overrides, *searchpath], {flag: text for flag, text in found.items() if text})
+        place = whereabouts(folder)
+        found = {"--config-dir": place.config_dir, "--config-name": place.config_name}
+        flags = {flag: text for flag, text in found.items() if text}
+        return Saved([*overrides, *place.searchpath], flags, place)
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
         if folder.parent.name == "checkpoints" and (folder.parents[1] / OVERRIDES).is_file():
             raise ConfigError(
@@ -90,18 +93,17 @@ def read_saved(folder: Path, value: str) -> Saved:
         raise check.refusal(KEY, value, f"not a run's folder, for {SAVED} in it cannot be read; {ALLOWED}") from error
 
 
-def elsewhere_now(folder: Path, kept: Sequence[str], own_options: bool) -> str:
+def elsewhere_now(saved: Saved, kept: Sequence[str]) -> str:
     """A note for a run that began in another folder, where its relative paths or modules lead; "" for any other."""
-    runtime = yaml.safe_load((folder / HYDRA).read_text(encoding="utf-8"))["hydra"]["runtime"]
-    began, groups = runtime.get("cwd"), runtime.get("choices") or {}
+    began = saved.place.cwd
     if began is None or Path(began) == Path.cwd():
         return ""
-    values = [(text, unquoted(text.partition("=")[2])) for text in kept if key_of(text) not in groups]
+    values = [(text, unquoted(text.partition("=")[2])) for text in kept if key_of(text) not in saved.place.groups]
     there = [(text, value) for text, value in values if value and os.path.exists(os.path.join(began, value))]
     gone = [text for text, value in there if not os.path.exists(value)]
     if gone:
         return f"note: {', '.join(gone)}: not here, but where the run began; go to {began}, or type an absolute path"
-    return f"note: the run began in {began}; modules of your own are looked for here" if own_options else ""
+    return f"note: the run began in {began}; modules of your own are looked for here" if saved.place.config_dir else ""
 
 
 def key_of(override: str) -> str:

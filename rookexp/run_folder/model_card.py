@@ -147,7 +147,7 @@ def training(origin: Origin) -> Iterator[str]:
 def flags(folder: Path, door: str) -> Iterator[str]:
     """Yields the typed flags and search path that say where the run's options are; they go before its overrides."""
     try:
-        name, config_dir, searchpath = run_info.whereabouts(folder)
+        name, config_dir, searchpath, *_ = run_info.whereabouts(folder)
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
         return  # it was not recorded
     yield from () if config_dir is None else ("--config-dir", config_dir)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -57,15 +57,27 @@ def read_info(folder: Path) -> dict[str, Any]:
     return read_object(folder / INFO, "delete it")
 
 
-def whereabouts(folder: Path) -> tuple[str, str | None, list[str]]:
-    """Where a run's options were looked for: --config-name, --config-dir (or None), the overrides of the search path.
+class Whereabouts(NamedTuple):
+    """Where a run began and where its options were looked for."""
+
+    config_name: str
+    config_dir: str | None
+    searchpath: list[str]  # overrides
+    cwd: str | None  # None: not noted
+    groups: frozenset[str]
+
+
+def whereabouts(folder: Path) -> Whereabouts:
+    """Hydra's note of where a run was started.
 
     Raises: OSError, ValueError, KeyError, TypeError or YAMLError where Hydra's note of it cannot be read.
     """
     about = yaml.safe_load((folder / HYDRA).read_text(encoding="utf-8"))["hydra"]
-    paths = {source["provider"]: source["path"] for source in about["runtime"]["config_sources"]}
-    typed = about.get("overrides", {}).get("hydra", ())
-    return about["job"]["config_name"], paths.get("command-line"), [t for t in typed if t.startswith(SEARCHPATH)]
+    runtime = about["runtime"]
+    paths = {source["provider"]: source["path"] for source in runtime["config_sources"]}
+    searched = [text for text in about.get("overrides", {}).get("hydra", ()) if text.startswith(SEARCHPATH)]
+    groups = frozenset(runtime.get("choices") or ())
+    return Whereabouts(about["job"]["config_name"], paths.get("command-line"), searched, runtime.get("cwd"), groups)
 
 
 def record(config: Mapping[str, Any], argv: Sequence[str]) -> dict[str, Any]:

@@ -139,10 +139,10 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """A run's figures by name; a figure whose metric was not logged is absent.
 
     `gain`: last minus first greedy reward; `reward`, `best`: the last and the highest greedy reward; `slope`: of the
-    moving average as the verdict's, in reward per 100 steps, from 40 values on; greedy where each step has it;
-    `kl` (exact and forward, whatever was optimised), `entropy`, `kl_share`, `dead_groups`: mean of the last 20 values;
-    `grad_norm_max`: infinite where a norm was not finite; `seconds`: of all steps; `tokens_per_s`: median; `steps`:
-    done.
+    20-value moving average, in reward per 100 steps, from 40 values on, of greedy rewards where each step has one, else
+    of sampled ones; `kl` (exact and forward, whatever was optimised), `entropy`, `kl_share`, `dead_groups`: mean of the
+    last 20 values; `grad_norm_max`: infinite where a norm was not finite; `seconds`: of all steps; `tokens_per_s`:
+    median; `steps`: done.
     """
     found: dict[str, float] = {}
     x, y = verdict.column(rows, "eval/reward")

@@ -142,15 +142,17 @@ def baseline(case: Rehearsal) -> str | Finding | Skipped:
     if not case.own.baseline.needs_groups:
         return Skipped("the baseline does not compare the rows of a group")
     size = case.own.group_size
-    ends = [(0.1, 0.2), (0.9, 0.8), *[(0.5, 0.5)] * (case.own.dead_groups == "kept")]  # else it never sees dead ones
+    ends = [(0.1, 0.2), (0.9, 0.8)]
+    if case.own.dead_groups == "kept":  # else the baseline never sees dead ones
+        ends.append((0.5, 0.5))
     rewards = torch.cat([torch.linspace(first, last, size) for first, last in ends])[:, None]
     mask = torch.ones_like(rewards, dtype=torch.bool)
     kinds = (case.prompts[0].task,) * len(ends)
     given = TokenRewards(rewards, mask, size, kinds, None, torch.zeros(len(rewards), dtype=torch.bool))
     found = copy.deepcopy(case.own.baseline).cpu().advantages(given).advantages[:, 0].split(size)
     if not torch.cat(found).isfinite().all():
-        seen = "beside groups of unlike rewards a group of equal ones gets advantages that are not finite"
-        cause = "a division by the standard deviation, which is 0 where all rewards are equal"
+        seen = f"the rewards of {len(ends)} known groups become advantages that are not finite"
+        cause = "a division by the standard deviation, which is 0 where all rewards of a group are equal"
         return Finding(seen, cause, "add a small number to the divisor, or give such a group advantages of 0.")
     if not torch.cat(found[:2]).any():
         seen = "groups with rewards of 0.1 to 0.2 and of 0.8 to 0.9 have no advantage other than 0"

@@ -109,10 +109,11 @@ def _pushed_wrongly(case: Rehearsal) -> Finding | None:
     logprobs = old.clone().requires_grad_()
     loss = case.own.policy_loss.per_token(logprobs, old, advantages, row).sum()
     (gradient,) = torch.autograd.grad(loss, logprobs, allow_unused=True) if loss.requires_grad else (None,)
-    if gradient is None or not (wrong := (gradient * advantages > 0)).any():
-        return None  # a loss without a gradient is the next thing that is looked for
-    if wrong.all():
-        return None  # a wrong sign everywhere, too
+    if gradient is None:
+        return None  # that, and a wrong sign everywhere, the step of `policy_loss` finds
+    wrong = gradient * advantages > 0
+    if wrong.all() or not wrong.any():
+        return None
     cause = "advantages that reach other tokens than their own: flipped, shifted or averaged over rows"
     seen = f"{int(wrong.sum())} of {len(row)} tokens of known rows are pushed against their row's advantage"
     return Finding(seen, cause, "multiply each token's ratio by the advantage at the same place.")
