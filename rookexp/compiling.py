@@ -18,6 +18,7 @@ R = TypeVar("R")
 class Kernels:
     """What CUDA GPUs compute by kernels of their own; each function is described in `rookexp.kernels`."""
 
+    add_and_norm: Callable[..., tuple[Tensor, Tensor]]
     attend: Callable[..., Tensor]
     draw: Callable[..., tuple[Tensor, Tensor]]
     statistics: Callable[..., tuple[Tensor, Tensor]]
@@ -30,9 +31,9 @@ _kernels: Kernels | None = None
 
 def triton_kernels() -> Kernels:
     """The kernels of this package. Raises: ImportError, or Triton's own errors, where Triton does not work."""
-    from rookexp.kernels import attention, logits
+    from rookexp.kernels import attention, logits, norm
 
-    return Kernels(attention.attend, logits.draw, logits.statistics, logits.to_gradient)
+    return Kernels(norm.add_and_norm, attention.attend, logits.draw, logits.statistics, logits.to_gradient)
 
 
 def compile_fusible(device_type: str | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from rookexp import draw, ops
 from rookexp.compiling import Kernels, triton_kernels, use_kernels
 from rookexp.errors import ConfigError
+from rookexp.models import gpt2
 from rookexp.models.kv_cache import KVCache
 from rookexp.models.static_cache import StaticCache
 
@@ -65,6 +67,8 @@ def differing(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> str
     for vocab, columns in VOCABULARIES:
         if fault := _differing(kernels, vocab, columns, device, dtype):
             return fault
+    if not all(map(_near, *_summed(kernels, device, dtype))):
+        return "add_and_norm"
     return None if _near(*_attended(kernels, device, dtype)) else "attend"
 
 
@@ -90,6 +94,14 @@ def _differing(kernels: Kernels, vocab: int, columns: int, device: torch.device,
     expected, expected_logprobs = draw.draw(z, uniforms, draw.Sampling(0.7, None, None, 1))
     same = tokens == expected  # rounding may part two at a boundary
     return None if same.sum() >= ROWS - 1 and _near(logprobs[same], expected_logprobs[same]) else "draw"
+
+
+def _summed(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+    """A few rows plus others, and the layer norm of these sums, by the kernel and by PyTorch."""
+    x, more, (weight, bias, *_) = torch.randn(3, ROWS, 97, generator=torch.Generator().manual_seed(0)).to(device)
+    given = x, more.to(dtype), weight, bias, 1e-5
+    yield kernels.add_and_norm(*given)
+    yield gpt2._added_and_normed(*given)
 
 
 def _attended(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

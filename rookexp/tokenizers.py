@@ -101,6 +101,10 @@ class Tokenizer:
         """The text of `ids`; special tokens and ids outside the vocabulary give nothing."""
         return self.backend.decode(list(ids), skip_special_tokens=True)
 
+    def decode_all(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """The text of each row of ids, as `decode` gives it, by as many threads as there are cores."""
+        return self.backend.decode_batch([list(ids) for ids in rows], skip_special_tokens=True)
+
     def save(self, folder: Path) -> None:
         """Writes tokenizer.json, and the tokenizer_config.json with which `transformers` reads it unchanged."""
         folder.mkdir(parents=True, exist_ok=True)

@@ -69,6 +69,9 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, without special tokens."""
 
+    def decode_all(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """The text of each row of ids."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:

@@ -24,6 +24,7 @@ import torch  # noqa: E402  after the hook, like everything that might import ro
 torch.set_num_threads(1)
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton, where it is installed, runs its kernels on the CPU, in Python
+torch.backends.cuda.enable_cudnn_sdp(False)  # as `Hardware` does for every run, whichever test a GPU begins with
 
 # A deadline would measure how busy the machine is.
 hypothesis.settings.register_profile("rookexp", deadline=None)

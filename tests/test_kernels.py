@@ -47,7 +47,7 @@ class Switch:
 @pytest.fixture
 def switch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Switch]:
     switch = Switch()
-    for module in ("rookexp.ops", "rookexp.draw", "rookexp.models.static_cache"):
+    for module in ("rookexp.ops", "rookexp.draw", "rookexp.models.gpt2", "rookexp.models.static_cache"):
         monkeypatch.setattr(f"{module}.kernels_for", switch)
     return switch
 
@@ -93,6 +93,32 @@ def test_a_token_attends_as_by_pytorch(
             torch.testing.assert_close(found, expected, rtol=bound, atol=bound)
         by_torch.step()
         by_kernel.step()
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype"),
+    [
+        pytest.param("cpu", torch.float32, marks=HERE),
+        pytest.param("cpu", torch.bfloat16, marks=HERE),
+        pytest.param("cuda", torch.float32, marks=THERE),
+        pytest.param("cuda", torch.bfloat16, marks=THERE),
+    ],
+)
+@pytest.mark.parametrize("shape", [(5, 1, 768), (3, 20), (1, 1, 5000)])
+def test_a_sum_is_normed_as_by_pytorch(device: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    draws = torch.Generator().manual_seed(0)
+
+    def numbers(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=draws).to(device)
+
+    x, more = 30 + 3 * numbers(*shape), numbers(*shape).to(dtype)
+    weight, bias = numbers(shape[-1]), numbers(shape[-1])
+    total, normed = kernels.add_and_norm(x, more, weight, bias, 1e-2)
+    assert torch.equal(total, x + more)
+    assert normed.dtype == dtype
+    exact = torch.nn.functional.layer_norm(total.double(), shape[-1:], weight.double(), bias.double(), 1e-2)
+    bound = 1e-5 if dtype == torch.float32 else 2**-7  # the interpreter cuts bf16 off
+    torch.testing.assert_close(normed.double(), exact, rtol=bound, atol=bound)
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")  # of the interpreter
@@ -191,6 +217,9 @@ for sharers, width, dtype in ((1, 16, low), (4, 64, low), (10, 20, low), (4, 256
     kernels.attend(kept.new_zeros(4 * sharers, 6 * width), kept, numbers, numbers, 16)
 kept = torch.zeros(2, 1, 1, 32, 256)
 kernels.attend(kept.new_zeros(1, 3 * 256), kept, numbers, numbers, 16)
+for dtype, width in ((low, 768), (torch.float32, 20), (low, 5000)):
+    x, weight = torch.zeros(8, 1, width), torch.ones(width)
+    kernels.add_and_norm(x, x.to(dtype), weight, weight, 1e-5)
 z, x = torch.zeros(8, 4096, dtype=low), torch.ones(8)
 for given in (z[:, :3007], z[:1].float()):
     kernels.draw(given, x, 1.0)
@@ -214,7 +243,7 @@ def test_every_kernel_compiles_for_a_gpu(root: Path, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
     )
-    assert done.stdout == "18 True\n", done.stderr[-3000:]
+    assert done.stdout == "21 True\n", done.stderr[-3000:]
 
 
 def test_kernels_are_for_a_gpu_alone_and_where_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,3 +270,5 @@ def test_kernels_that_compute_something_else_are_found(device: str, monkeypatch:
     assert differing(draw=lambda z, u, t: kernels.draw(z, 1 - u, t)) == "draw"
     assert differing(draw=lambda z, u, t: (kernels.draw(z, u, t)[0], -u)) == "draw"
     assert differing(attend=lambda *given: 1.01 * kernels.attend(*given)) == "attend"
+    assert differing(add_and_norm=lambda x, *given: (x, kernels.add_and_norm(x, *given)[1])) == "add_and_norm"
+    assert differing(add_and_norm=lambda *given: (kernels.add_and_norm(*given)[0], given[0])) == "add_and_norm"

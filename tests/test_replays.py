@@ -310,6 +310,7 @@ def test_cuda_graphs_sample_what_the_eager_loop_samples(
 
 
 def nudged_on_gpu(model: GPT2) -> None:
+    draws = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(0.05 * torch.randn_like(parameter))
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=draws).cuda())

@@ -47,6 +47,9 @@ class Letters:
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(LETTERS[i] for i in ids if i != EOT)
 
+    def decode_all(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        return [self.decode(ids) for ids in rows]
+
     def encode(self, text: str) -> list[int]:
         return [LETTERS.index(letter) for letter in text]
 

@@ -5,7 +5,7 @@ Source: Radford et al. 2019; layout and tanh-GELU as in the Hugging Face impleme
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -15,12 +15,14 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from rookexp.compiling import fusible
+from rookexp.compiling import fusible, kernels_for
 from rookexp.models.kv_cache import KVCache
 from rookexp.models.packed import CopiedLinear, packing, product_dtype, with_packed_layers
 from rookexp.models.replays import Replays
 from rookexp.models.shared_prefix import SharedPrefix
 from rookexp.models.static_cache import StaticCache
+
+Attend = Callable[[int, Tensor], Tensor]  # a block's index and its qkv (*n 3D) to its attention output (*n D)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +51,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "n h t w"]:
 
 
 class Block(nn.Module):
-    """Pre-norm attention and MLP."""
+    """The layers of pre-norm attention and MLP, which `GPT2._through` computes."""
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
         width = config.n_embd
-        self.n_head = config.n_head
         self.ln_1 = nn.LayerNorm(width, eps=config.layer_norm_epsilon)
         self.c_attn = nn.Linear(width, 3 * width)
         self.attn_proj = nn.Linear(width, width)
@@ -62,17 +63,22 @@ class Block(nn.Module):
         self.c_fc = nn.Linear(width, 4 * width)
         self.mlp_proj = nn.Linear(4 * width, width)
 
-    @fusible
-    def qkv(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n k"]:
-        """Queries, keys and values of all heads, side by side, from the block's input."""
-        projected: Tensor = self.c_attn(self.ln_1(x))
-        return projected
 
-    @fusible
-    def finish(self, x: Float[Tensor, "*n d"], attended: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
-        """The block's output, from its input and the attention output with heads joined."""
-        x = x + self.attn_proj(attended)
-        return x + self.mlp_proj(F.gelu(self.c_fc(self.ln_2(x)), approximate="tanh"))
+def added_and_normed(
+    x: Float[Tensor, "*n d"], more: Float[Tensor, "*n d"] | None, norm: nn.LayerNorm
+) -> tuple[Float[Tensor, "*n d"], Float[Tensor, "*n d"]]:
+    """x + more, and its layer norm: without a gradient one kernel, where a GPU has it."""
+    if more is None:
+        return x, norm(x)
+    kernels = None if torch.is_grad_enabled() else kernels_for(x)
+    computed = _added_and_normed if kernels is None else kernels.add_and_norm
+    return computed(x, more, norm.weight, norm.bias, norm.eps)
+
+
+@fusible
+def _added_and_normed(x: Tensor, more: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    x = x + more
+    return x, F.layer_norm(x, weight.shape, weight, bias, eps)
 
 
 def joined(heads: Float[Tensor, "n h t w"]) -> Float[Tensor, "n t d"]:
@@ -113,11 +119,12 @@ class GPT2(nn.Module):
 
     def hidden(self, tokens: Int[Tensor, "n t"]) -> Float[Tensor, "n t d"]:
         """Final hidden states; hidden[:, t] predicts token t + 1. Padding after a row's end does not affect the row."""
-        x = self.wte(tokens) + self.wpe.weight[: tokens.shape[1]]
-        for block in self.blocks:
-            q, k, v = block.qkv(x).unflatten(2, (3, block.n_head, -1)).permute(2, 0, 3, 1, 4)  # (N, H, T, D/H) each
-            x = block.finish(x, joined(attention(q, k, v)))
-        return self.ln_f(x)
+
+        def attend(layer: int, qkv: Float[Tensor, "n t k"]) -> Float[Tensor, "n t d"]:
+            q, k, v = qkv.unflatten(2, (3, self.config.n_head, -1)).permute(2, 0, 3, 1, 4)  # (N, H, T, D/H) each
+            return joined(attention(q, k, v))
+
+        return self.ln_f(self._through(self.wte(tokens) + self.wpe.weight[: tokens.shape[1]], attend))
 
     def hidden_after(
         self,
@@ -135,9 +142,7 @@ class GPT2(nn.Module):
         """
         rows = SharedPrefix(prompts, lengths, owner, completions, sizes, self.config.n_head)
         x = self.wte(rows.tokens) + self.wpe(rows.positions)  # (T, D)
-        for block in self.blocks:
-            x = block.finish(x, rows.attend(block.qkv(x)))
-        return rows.apart(self.ln_f(x))
+        return rows.apart(self.ln_f(self._through(x, lambda layer, qkv: rows.attend(qkv))))
 
     def logits(self, hidden: Float[Tensor, "*n d"]) -> Float[Tensor, "*n v"]:
         """Logits over the vocabulary."""
@@ -173,12 +178,13 @@ class GPT2(nn.Module):
         each = torch.arange(len(tokens), device=tokens.device)
         drawn_next = tokens[:, :1], torch.ones_like(lengths)  # a placeholder: the next token is predicted, not read
         prompts = SharedPrefix(tokens, lengths, each, *drawn_next, self.config.n_head)
-        x = self.wte(prompts.tokens) + self.wpe(prompts.positions)  # (T, D)
         kept = []
-        for block in self.blocks:
-            qkv = block.qkv(x)
+
+        def attend(layer: int, qkv: Float[Tensor, "t k"]) -> Float[Tensor, "t d"]:
             kept.append(prompts.keys_and_values(qkv))
-            x = block.finish(x, prompts.attend(qkv))
+            return prompts.attend(qkv)
+
+        x = self._through(self.wte(prompts.tokens) + self.wpe(prompts.positions), attend)  # (T, D)
         keys, values = torch.stack(kept, 1)
         return self.ln_f(prompts.apart(x)[:, 0]), KVCache(keys, values, lengths, group_size, capacity)
 
@@ -186,9 +192,7 @@ class GPT2(nn.Module):
         """The hidden state after one more token per row; the tokens are added to the cache."""
         # A finished row may stay in the batch for a while and run past the last position; its output is not read.
         positions = cache.positions.clamp(max=self.config.n_positions - 1)
-        x = (self.wte(tokens) + self.wpe(positions))[:, None]
-        for layer, block in enumerate(self.blocks):
-            x = block.finish(x, cache.attend(layer, block.qkv(x)))
+        x = self._through((self.wte(tokens) + self.wpe(positions))[:, None], cache.attend)
         cache.step()
         return self.ln_f(x[:, 0])
 
@@ -198,6 +202,13 @@ class GPT2(nn.Module):
         columns = cache.positions[:, None] + ahead  # (N, M)
         places = columns - cache.lengths[cache.owner, None]
         x = self.wte(tokens) + self.wpe(columns.clamp(max=self.config.n_positions - 1))
+        return self.ln_f(self._through(x, lambda layer, qkv: cache.attend_ahead(layer, qkv, places)))
+
+    def _through(self, x: Float[Tensor, "*n d"], attend: Attend) -> Float[Tensor, "*n d"]:
+        """The embeddings `x` plus what each block adds: attention to whatever `attend` keeps, then the MLP."""
+        more = None
         for layer, block in enumerate(self.blocks):
-            x = block.finish(x, cache.attend_ahead(layer, block.qkv(x), places))
-        return self.ln_f(x)
+            x, normed = added_and_normed(x, more, block.ln_1)
+            x, normed = added_and_normed(x, block.attn_proj(attend(layer, block.c_attn(normed))), block.ln_2)
+            more = block.mlp_proj(F.gelu(block.c_fc(normed), approximate="tanh"))
+        return x if more is None else x + more

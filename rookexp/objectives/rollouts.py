@@ -226,4 +226,6 @@ def widened(x: Tensor, width: int, fill: float) -> Tensor:
 def completion_texts(samples: generate.Samples, tokenizer: Tokenizer) -> tuple[str, ...]:
     """The completion of each row as text, without its end-of-text."""
     tokens, mask = samples.tokens.cpu(), samples.mask.cpu()
-    return tuple(tokenizer.decode(row[kept].tolist()) for row, kept in zip(tokens, mask, strict=True))
+    starts = mask.byte().argmax(1)
+    spans = zip(tokens.tolist(), starts.tolist(), (starts + mask.sum(1)).tolist(), strict=True)
+    return tuple(tokenizer.decode_all([row[start:end] for row, start, end in spans]))
