@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rookexp import draw, ops
 from rookexp.compiling import Kernels, triton_kernels, use_kernels
 from rookexp.errors import ConfigError
-from rookexp.models import gpt2
 from rookexp.models.kv_cache import KVCache
 from rookexp.models.static_cache import StaticCache
 
@@ -99,9 +99,9 @@ def _differing(kernels: Kernels, vocab: int, columns: int, device: torch.device,
 def _summed(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
     """A few rows plus others, and the layer norm of these sums, by the kernel and by PyTorch."""
     x, more, (weight, bias, *_) = torch.randn(3, ROWS, 97, generator=torch.Generator().manual_seed(0)).to(device)
-    given = x, more.to(dtype), weight, bias, 1e-5
-    yield kernels.add_and_norm(*given)
-    yield gpt2._added_and_normed(*given)
+    yield kernels.add_and_norm(x, more.to(dtype), weight, bias, 1e-5)
+    total = x + more.to(dtype)
+    yield total, F.layer_norm(total, weight.shape, weight, bias, 1e-5)
 
 
 def _attended(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -51,7 +51,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "n h t w"]:
 
 
 class Block(nn.Module):
-    """The layers of pre-norm attention and MLP, which `GPT2._through` computes."""
+    """Pre-norm attention and MLP. Sums are left to the layer norm that reads them, which may be the next block's."""
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
@@ -63,6 +63,18 @@ class Block(nn.Module):
         self.c_fc = nn.Linear(width, 4 * width)
         self.mlp_proj = nn.Linear(4 * width, width)
 
+    @fusible
+    def qkv(self, x: Float[Tensor, "*n d"], more: Float[Tensor, "*n d"] | None) -> tuple[Tensor, Tensor]:
+        """The block's input x + more, and all heads' queries, keys and values, side by side (*n, 3D)."""
+        x, normed = added_and_normed(x, more, self.ln_1)
+        return x, self.c_attn(normed)
+
+    @fusible
+    def finish(self, x: Float[Tensor, "*n d"], attended: Float[Tensor, "*n d"]) -> tuple[Tensor, Tensor]:
+        """The block's output as a sum of two, from its input and the attention output with heads joined."""
+        x, normed = added_and_normed(x, self.attn_proj(attended), self.ln_2)
+        return x, self.mlp_proj(F.gelu(self.c_fc(normed), approximate="tanh"))
+
 
 def added_and_normed(
     x: Float[Tensor, "*n d"], more: Float[Tensor, "*n d"] | None, norm: nn.LayerNorm
@@ -70,15 +82,11 @@ def added_and_normed(
     """x + more, and its layer norm: without a gradient one kernel, where a GPU has it."""
     if more is None:
         return x, norm(x)
-    kernels = None if torch.is_grad_enabled() else kernels_for(x)
-    computed = _added_and_normed if kernels is None else kernels.add_and_norm
-    return computed(x, more, norm.weight, norm.bias, norm.eps)
-
-
-@fusible
-def _added_and_normed(x: Tensor, more: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    kernels = None if torch.is_grad_enabled() or torch.compiler.is_compiling() else kernels_for(x)
+    if kernels is not None:
+        return kernels.add_and_norm(x, more, norm.weight, norm.bias, norm.eps)
     x = x + more
-    return x, F.layer_norm(x, weight.shape, weight, bias, eps)
+    return x, norm(x)
 
 
 def joined(heads: Float[Tensor, "n h t w"]) -> Float[Tensor, "n t d"]:
@@ -208,7 +216,6 @@ class GPT2(nn.Module):
         """The embeddings `x` plus what each block adds: attention to whatever `attend` keeps, then the MLP."""
         more = None
         for layer, block in enumerate(self.blocks):
-            x, normed = added_and_normed(x, more, block.ln_1)
-            x, normed = added_and_normed(x, block.attn_proj(attend(layer, block.c_attn(normed))), block.ln_2)
-            more = block.mlp_proj(F.gelu(block.c_fc(normed), approximate="tanh"))
+            x, qkv = block.qkv(x, more)
+            x, more = block.finish(x, attend(layer, qkv))
         return x if more is None else x + more
