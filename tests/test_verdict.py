@@ -44,6 +44,19 @@ def test_interval_covers_zero_on_noise_without_trend(n: int, rho: float, at_leas
     assert at_least <= covered <= 0.98
 
 
+def test_longer_series_are_judged_by_simulations_of_bounded_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of all 50 000 steps of a run would take minutes and gigabytes at its end."""
+    simulated: list[int] = []
+    of = verdict._calibration
+    monkeypatch.setattr(verdict, "LONGEST", 400)
+    monkeypatch.setattr(verdict, "_calibration", lambda n: simulated.append(n) or of(n))
+    noise = 0.5 + 0.1 * autoregressive(np.random.default_rng(1), 0.8, 2000, 200)
+    slopes = [verdict.moving_average_slope(np.arange(2000), row) for row in noise]
+    assert set(simulated) == {400}
+    assert np.mean([slope.low <= 0 <= slope.high for slope in slopes]) >= 0.93
+    assert verdict.moving_average_slope(np.arange(2000), noise[0] + np.linspace(0, 0.2, 2000)).low > 0
+
+
 @pytest.mark.parametrize("n", [60, 100, 200])
 @pytest.mark.parametrize("noise", [0.02, 0.1])
 @pytest.mark.parametrize("shape", ["line", "saturating", "sigmoid"])
