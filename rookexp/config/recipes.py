@@ -8,7 +8,7 @@ config file chooses. An option that a sweep's recipe itself varies keeps the rec
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import lru_cache
 from itertools import product
 from typing import Any
@@ -75,12 +75,13 @@ def _replaced(
         options = [f"{aside.get(key, key)}={value}" for key, value in chosen]
         options += [text for text in given if text.partition("=")[0] not in without]
         alone[without] = hydra.compose(config_name, [*searchpath, *options, *(NO_VALUES[group] for group in without)])
+    paths = {key.rpartition("@")[2] for key, _ in chosen}
     changes: list[str] = []
     for key, _ in chosen:
         if without := over[key]:
             path = key.rpartition("@")[2]
             have, want = _at(both, path), _at(alone[without], aside.get(key, key).rpartition("@")[2])
-            changes += [] if want is None else _changes(path, have, want)
+            changes += [] if want is None else _changes(path, have, want, paths - {path})
     return tuple(changes)
 
 
@@ -134,12 +135,14 @@ def varied(overrides: Sequence[str], config_name: str, searchpath: Sequence[str]
     ]
 
 
-def _changes(path: str, have: Any, want: Any) -> Iterator[str]:
-    """Yields the overrides that turn the node `have` at `path` into `want`."""
+def _changes(path: str, have: Any, want: Any, others: Set[str]) -> Iterator[str]:
+    """Yields the overrides that turn the node `have` at `path` into `want`, but for the paths of `others`."""
+    if path in others:
+        return
     if isinstance(have, Mapping) and isinstance(want, Mapping):
         for key in have:
             if key in want:
-                yield from _changes(f"{path}.{key}", have[key], want[key])
+                yield from _changes(f"{path}.{key}", have[key], want[key], others)
             else:
                 if have[key] is None:  # Hydra deletes no null
                     yield f"{path}.{key}=0"
