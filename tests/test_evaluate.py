@@ -374,18 +374,45 @@ def test_what_cannot_be_read_is_named_before_any_answer(tmp_path, corpus, speak)
     garbled = tmp_path / "garbled.txt"
     garbled.write_text("A: 7k/8/8/8/8/8/8/K7 w - - 0 1+a1a2+a1a2+7k/8/8/8/8/8/9+0.001+0+0\n")
     for files, more, reason in (
-        ([unlawful], {}, "unlawful.txt: not a P document, as not all its moves are legal"),
-        ([garbled], {}, "garbled.txt: not an A document"),
+        ([unlawful], {}, "unlawful.txt, line 1: moves are not distinct legal moves"),
+        ([garbled], {}, "garbled.txt, line 1: the oracle answers"),
         ([corpus, other], {}, "files of one name"),
         ([tmp_path / "none.txt"], {}, "none.txt: no documents can be read"),
-        ([broken], {}, "broken.txt: 'P: nonsense': its moves, values or best move cannot be read; mend or remove it"),
-        ([asked], {}, "asked.txt: not an A document"),
-        ([nowhere], {}, "nowhere.txt: not a P document"),
+        ([broken], {}, "all 1 are malformed; broken.txt, line 1: not one P document with 1 to 5 moves"),
+        ([asked], {}, "asked.txt, line 1: neither a P nor an A document"),
+        ([nowhere], {}, "nowhere.txt, line 1: fen is not a position"),
         ([corpus], {"mates": ["nowhere.jsonl"]}, "nowhere.jsonl: no mate-in-one problems"),
     ):
         with pytest.raises(DataError, match=reason):
             exam_of(tmp_path / "run", files, **more).run(tell=print)
     assert not sizes
+
+
+def test_malformed_rows_are_skipped_counted_and_listed(tmp_path, corpus, speak) -> None:
+    speak(perfect)
+    file = tmp_path / "dirty.txt"
+    wrong = A_DOCUMENTS[1].replace("1.0+1", "0.5+1")
+    file.write_text("\n".join(["hello world", wrong, *A_DOCUMENTS, "P: nonsense"]) + "\n")
+    told: list[str] = []
+    results = exam_of(tmp_path / "run", [corpus, file], illegal_moves=3).run(told.append)
+    clean = exam_of(tmp_path / "clean", [corpus], illegal_moves=3).run(lambda _: None)
+    names = ("A", "A, illegal moves")
+    assert [results[f"dirty.txt, {name}"] for name in names] == [clean[f"test.txt, {name}"] for name in names]
+    assert "dirty.txt, P" not in results
+    listed = told[1].splitlines()
+    assert listed[:2] == [
+        "dirty.txt: 3 malformed, 3 usable A of 6 rows",
+        "dirty.txt: malformed: dirty.txt, line 1: starts with neither `P: ` nor `A: `: 'hello world'",
+    ]
+    assert len(listed) == 4
+    assert not any("test.txt: " in line for line in told)
+    said = "dirty.txt, A: 3 documents; left out: 3 malformed rows of the file"
+    assert any(said in line for line in told)
+    assert said.partition(": ")[2] in (tmp_path / "run" / exam.PAGE).read_text(encoding="utf-8")
+    assert json.loads((tmp_path / "run" / exam.RECORD).read_text()) == {
+        "precision": "fp32",
+        "rows": {"test.txt": {"usable A": 3, "usable P": 2}, "dirty.txt": {"malformed": 3, "usable A": 3}},
+    }
 
 
 def test_games_and_mates_are_parts(tmp_path, corpus, speak) -> None:
@@ -424,7 +451,7 @@ def test_a_document_that_contradicts_the_oracle_is_refused_before_any_answer(
     sizes = speak(gold)
     file = tmp_path / "wrong.txt"
     file.write_text(a_document(chess.STARTING_FEN, "e2e4").replace(right, wrong) + "\n")
-    with pytest.raises(DataError, match=r"wrong\.txt: 'A: rnbq.*mend or remove it"):
+    with pytest.raises(DataError, match=r"all 1 are malformed; wrong\.txt, line 1: \w+"):
         exam_of(tmp_path / "run", [corpus, file]).run(tell=print)
     assert not sizes
 
@@ -441,7 +468,7 @@ def test_documents_of_the_strict_oracle_are_evaluated(tmp_path, speak) -> None:
 def test_a_document_that_is_too_long_is_refused_before_any_answer(tmp_path, corpus, speak) -> None:
     sizes = speak(gold)
     long = tmp_path / "long.txt"
-    long.write_text(a_document(chess.STARTING_FEN, "e2e4").replace("+e2e4+", "+" + "e2e4 " * 90 + "+", 1) + "\n")
+    long.write_text(P_DOCUMENTS[0].replace("B: ", " " * 400 + "B: ") + "\n")
     with pytest.raises(ConfigError, match=r"long\.txt: a document takes \d+ positions, and the model has \d+; "):
         exam_of(tmp_path / "run", [corpus, long]).run(tell=print)
     assert not sizes

@@ -12,7 +12,7 @@ import pytest
 
 from rookexp import chess_text, tokenizers
 from rookexp.errors import ConfigError, DataError
-from rookexp.examination.heldout import prompt_of, read_documents, tasks_of, token_documents
+from rookexp.examination.heldout import held_out, prompt_of, read_documents, token_documents
 
 CORPUS = Path("corpus/train.txt")
 BACK = "r5k1/5ppp/8/8/8/8/5PPP/6K1 b - - 0 20"
@@ -24,6 +24,9 @@ def a_document(fen: str, move: str) -> str:
 
 
 A_DOCUMENTS = [a_document(chess.STARTING_FEN, "e2e4"), a_document(BACK, "a8a1"), a_document(BACK, "g8f8")]
+
+
+ALL = {"P": None, "A": None}
 
 
 def rows_of(*documents: str) -> list[dict[str, str]]:
@@ -52,7 +55,9 @@ def test_the_opening_sample_is_read(shared_dir) -> None:
 def test_documents_are_told_apart_by_task(tmp_path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("\n".join([A_DOCUMENTS[0], P_DOCUMENT, "", *A_DOCUMENTS[1:]]) + "\n")
-    assert tasks_of(path, read_documents(path)) == {"P": [P_DOCUMENT], "A": A_DOCUMENTS}
+    parts, reading = held_out(path, ALL)
+    assert {task: part.usable for task, part in parts.items()} == {"P": [P_DOCUMENT], "A": A_DOCUMENTS}
+    assert reading.counts == {"usable A": 3, "usable P": 1}
 
 
 def test_rows_as_the_data_sets_have_them_are_documents(tmp_path) -> None:
@@ -88,8 +93,6 @@ def test_rows_as_the_data_sets_have_them_are_documents(tmp_path) -> None:
         ("a.json", '[{"prompt": 5, "expected_fen": "x"}]', "not an object with a text `prompt`"),
         ("a.jsonl", None, r"a\.jsonl: no documents can be read"),
         ("a.parquet", "nonsense", r"a\.parquet: cannot be read"),
-        ("a.txt", "", "no documents in it"),
-        ("a.txt", f"{P_DOCUMENT}\nQ: what\n", "document 2: starts with neither"),
         ("none.txt", None, r"none.txt: no documents can be read \(no such file\).*rookexp\.data"),
         (".", None, r"no documents can be read \(a folder\); name a file"),
     ],
@@ -99,7 +102,54 @@ def test_what_holds_no_documents_is_named(tmp_path, name, text, reason) -> None:
     if text is not None:
         path.write_text(text)
     with pytest.raises(DataError, match=reason):
-        tasks_of(path, read_documents(path))
+        read_documents(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "no documents in it; make them"),
+        (
+            "Q: what\nP: nonsense\n",
+            "all 2 are malformed; a.txt, line 1: starts with neither `P: ` nor `A: `: 'Q: what'$",
+        ),
+    ],
+)
+def test_a_file_of_which_nothing_can_be_used_is_refused(tmp_path, text, reason) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text(text)
+    with pytest.raises(DataError, match=reason):
+        held_out(path, ALL)
+
+
+def test_malformed_rows_are_left_out_counted_and_listed(tmp_path) -> None:
+    """As training does; also where a good document asks the question of a malformed one."""
+    good, start = a_document(chess.STARTING_FEN, "g1f3"), A_DOCUMENTS[0]
+    bad = ["hello world", P_DOCUMENT.partition("B:")[0], start.replace("0.001", "0.5"), start.partition("+rnb")[0]]
+    texts = [*bad[:3], P_DOCUMENT, start, *bad, "", start, good]
+    rows = [*(json.dumps({"text": text}) for text in texts), "{broken"]
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(rows) + "\n")
+    parts, reading = held_out(path, ALL)
+    assert {task: part.usable for task, part in parts.items()} == {"P": [P_DOCUMENT], "A": [start, good]}
+    assert parts["A"].repeated == 1
+    assert reading.counts == {"malformed": 8, "usable P": 1, "usable A": 2, "repeated": 1}
+    first, *listed = reading.notes()
+    assert first == "8 malformed, 1 usable P, 2 usable A, 1 repeated of 12 rows"
+    places = [line.partition(": a.jsonl, line ")[2].partition(": ")[0] for line in listed]
+    assert places == ["1", "2", "3", "6", "7"]
+    assert "malformed: a.jsonl, line 1: starts with neither `P: ` nor `A: `: 'hello world'" in listed
+
+
+def test_no_more_documents_are_checked_than_are_needed(tmp_path) -> None:
+    path = tmp_path / "a.txt"
+    last = a_document(chess.STARTING_FEN, "g1f3")
+    path.write_text("\n".join([*A_DOCUMENTS, A_DOCUMENTS[0], last.replace("0.001", "0.5"), "hello world"]) + "\n")
+    parts, reading = held_out(path, {"P": 2, "A": 2})
+    assert list(parts) == ["A"]
+    assert parts["A"].usable == A_DOCUMENTS[:2]
+    assert (len(parts["A"].questions), parts["A"].repeated) == (4, 1)
+    assert reading.counts == {"usable A": 2, "not needed": 2, "repeated": 1, "malformed": 1}
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.documents"])
@@ -116,9 +166,6 @@ def test_a_prompt_is_the_beginning_of_its_document() -> None:
     assert prompt_of(P_DOCUMENT, "padded_prefill") == P_DOCUMENT[: P_DOCUMENT.index("M:") + 2]
     for style in ("bare", "padded_prefill"):
         assert prompt_of(A_DOCUMENTS[0], style) == f"A: {chess.STARTING_FEN}+e2e4+e2e4+"
-    for text in ("P: nonsense", "A: nonsense", "P: " + "nonsense " * 40):
-        with pytest.raises(DataError, match=r"^.{10,62}: (its moves|no whole A).*; mend or remove it$"):
-            prompt_of(text, "bare")
 
 
 def tokenized(texts: list[str], places: int) -> Any:

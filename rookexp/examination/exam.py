@@ -16,22 +16,16 @@ from rookexp.errors import ConfigError, DataError
 from rookexp.examination import exam_page
 from rookexp.examination.answers import Answers
 from rookexp.examination.exam_page import Part, Shown
-from rookexp.examination.heldout import (
-    distinct,
-    prompt_of,
-    read_documents,
-    refuse_wrong,
-    tasks_of,
-    token_documents,
-)
+from rookexp.examination.heldout import HeldOut, held_out, prompt_of, token_documents
 from rookexp.files import write_atomic
 from rookexp.policies import Pretrained
 from rookexp.rewards.engine import ALL_MOVES, Lasting, Stockfish
 from rookexp.tasks import games, made, mates
-from rookexp.tasks.a_figures import environment_figures, read_gold, same
+from rookexp.tasks.a_figures import environment_figures, same
 from rookexp.tasks.figures import Figure, Figures, mean_of, ratio_of
 from rookexp.tasks.mates import Problem
 from rookexp.tasks.p_figures import best_moves, policy_figures
+from rookexp.tasks.reading import Reading
 from rookexp.track import METRICS
 from rookexp.types import Autocast
 
@@ -79,15 +73,17 @@ class Exam:
         self.cut_off = f"cut off at {self.max_new_tokens} tokens"
         self.prompt = chess_text.P_PROMPTS[self.style or "bare"]
         self.asked: list[str] = []  # the P documents of all files
+        self.readings: dict[str, Reading] = {}  # of the files of documents, by name
         self.known: dict[str, dict[str, int]] | None = None  # Stockfish's evaluations of them; see `values`
 
     def run(self, tell: Callable[[str], object]) -> dict[str, Figures]:
         """Figures by part; writes them and their page into the folder.
 
         The files: figures.json, completions.jsonl, games.jsonl, evaluation.html and, on how it was done,
-        evaluation.json. `tell` gets each part's figures as text as soon as they are known.
+        evaluation.json, with what became of each file's rows. `tell` gets malformed rows, the first few of a file, then
+        each part's figures as text as soon as they are known.
 
-        Raises, before any answer: DataError where a file cannot be read or holds something else; EngineError;
+        Raises, before any answer: DataError where a file cannot be read or has nothing that can be used; EngineError;
         ConfigError for a training's folder.
         """
         waiting = [*self.document_parts(), *self.made_parts(), *self.mate_parts(), *self.game_parts()]
@@ -100,10 +96,14 @@ class Exam:
         self.folder.mkdir(parents=True, exist_ok=True)
         for name in (FIGURES, GAMES, PAGE):  # of an earlier evaluation: they are not of these answers
             (self.folder / name).unlink(missing_ok=True)
-        write_atomic(self.folder / RECORD, json.dumps(self.record, indent=2) + "\n")
+        rows = {name: dict(reading.counts) for name, reading in self.readings.items()}
+        write_atomic(self.folder / RECORD, json.dumps({**self.record, "rows": rows}, indent=2) + "\n")
         parts: list[Part] = []
         with open(self.folder / COMPLETIONS, "w", encoding="utf-8") as answers:
             tell(self.name)
+            for name, reading in self.readings.items():
+                if reading.malformed:
+                    tell("\n".join(f"{name}: {line}" for line in reading.notes()))
             for make in waiting:
                 for part in make():
                     parts.append(part)
@@ -123,39 +123,31 @@ class Exam:
 
     def document_parts(self) -> Iterator[Callable[[], Iterator[Part]]]:
         """Yields a part for each task of each file, and one of illegal moves in the positions of its A documents."""
+        needed = {"P": self.limit, "A": None if self.limit is None else max(self.limit, self.illegal_moves)}
         for file in of_different_names(self.documents):
-            for task, texts in tasks_of(file, read_documents(file)).items():
-                yield self.document_part(f"{file.name}, {task}", file, texts, self.limit)
-                illegal = made.illegal_moves(distinct(texts), self.illegal_moves, self.seed) if task == "A" else []
-                if illegal:
-                    yield self.document_part(f"{file.name}, A, illegal moves", file, illegal, None)
+            parts, reading = held_out(file, needed)
+            self.readings[file.name] = reading
+            for task, part in parts.items():
+                yield self.document_part(f"{file.name}, {task}", file, part, self.limit, reading.counts["malformed"])
+            illegal = made.illegal_moves(parts["A"].usable, self.illegal_moves, self.seed) if "A" in parts else []
+            if illegal:
+                yield self.document_part(f"{file.name}, A, illegal moves", file, made_documents(illegal), None)
 
     def made_parts(self) -> Iterator[Callable[[], Iterator[Part]]]:
         """Yields a part of all first moves of a game: they are few, and models get them wrong."""
-        yield self.document_part("first moves, A", Path("first moves"), made.first_move_documents(), None)
+        first = made_documents(made.first_move_documents())
+        yield self.document_part("first moves, A", Path("first moves"), first, None)
 
     def document_part(
-        self, name: str, file: Path, texts: Sequence[str], limit: int | None
+        self, name: str, file: Path, part: HeldOut, limit: int | None, malformed: int = 0
     ) -> Callable[[], Iterator[Part]]:
-        """The part of documents of one task: the first `limit` of those that ask different questions.
-
-        Raises: DataError where one is no document of its task, or an A document contradicts the oracle.
-        """
-        different = distinct(texts)
-        golds, about = different[:limit], counted(len(different[:limit]), len(different), "documents")
-        if len(different) < len(texts):
-            about += f"; left out: {len(texts) - len(different)} that repeat a question"
-        try:
-            prompts = [prompt_of(gold, self.style or "bare") for gold in golds]
-            tokens = token_documents(self.policy, file, golds)
-            for gold in golds:
-                if gold.startswith("P: "):
-                    best_moves(gold)
-                else:
-                    read_gold(gold)
-                    refuse_wrong(gold)
-        except DataError as error:
-            raise DataError(f"{file}: {error}") from error
+        """The part of the documents of one task, the first `limit`; `malformed` rows of their file are left out."""
+        golds, total = part.usable[:limit], len(part.questions)
+        out = {"that repeat a question": part.repeated, "malformed rows of the file": malformed}
+        left_out = ", ".join(f"{count} {what}" for what, count in out.items() if count)
+        about = counted(len(golds), total, "documents") + (f"; left out: {left_out}" if left_out else "")
+        prompts = [prompt_of(gold, self.style or "bare") for gold in golds]
+        tokens = token_documents(self.policy, file, golds)
         self.asked += [gold for gold in golds if gold.startswith("P: ")]
 
         def make() -> Iterator[Part]:
@@ -257,6 +249,12 @@ class Exam:
 def counted(asked: int, total: int, what: str) -> str:
     """How much of a file is asked, in words."""
     return f"{total} {what}" if asked == total else f"the first {asked} of {total} {what}"
+
+
+def made_documents(texts: Sequence[str]) -> HeldOut:
+    """Documents that were made here, each once."""
+    different = list(dict.fromkeys(texts))
+    return HeldOut(different, set(different), len(texts) - len(different))
 
 
 def of_different_names(paths: Sequence[str]) -> list[Path]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +14,33 @@ from rookexp.errors import ConfigError, DataError, why
 from rookexp.objectives.likelihood import Documents
 from rookexp.policies import Pretrained
 from rookexp.tasks import shards
-from rookexp.tasks.environment import Unobservable, document_of, question_of
-from rookexp.tasks.released import single_document
+from rookexp.tasks.environment import Unobservable, document_of
+from rookexp.tasks.reading import Reading
+from rookexp.tasks.released import row_of, single_document
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "assets" / "positions" / "transitions-eval.txt"
 QUOTED = 60  # characters of a document
 
 
 def read_documents(file: Path) -> list[str]:
-    """The documents of a file.
+    """The documents of a file, as `rows_of` yields them.
 
-    One per line of a text file; those under `text` in JSON lines or parquet; or of a JSON list of A prompts with their
-    `expected_fen`. A documents without their prefix get it; ends of text are left out.
-    Raises: DataError where the file is missing or is none of these, a row has no text, or a prompt's expected FEN is
-    not what follows its move.
+    Raises: DataError where the file cannot be read, or a row has no document.
+    """
+    found = []
+    for place, text in rows_of(file):
+        if isinstance(text, shards.NoText):
+            raise DataError(f"{file}, {place}: {text.why}; mend or remove it")
+        found.append(text)
+    return found
+
+
+def rows_of(file: Path) -> Iterator[tuple[str, str | shards.NoText]]:
+    """Yields place and document of each row that is not blank, or why it has none.
+
+    A row is a line of a text file; what is under `text` in JSON lines or parquet; or one of a JSON list of A prompts
+    with their `expected_fen`. A documents without their prefix get it; ends of text are left out.
+    Raises: DataError where the file is missing or is none of these.
     """
     if not file.is_file():
         what = "a folder" if file.is_dir() else "no such file"
@@ -41,13 +56,13 @@ def read_documents(file: Path) -> list[str]:
         shard = shards.opened(file, "text")
         document, rows = _stated, shard.read(range(len(shard)))
         places = [shard.place(number) for number in range(len(shard))]
-    found = []
     for place, row in zip(places, rows, strict=True):
         try:
-            found.append(document(row))
+            text: str | shards.NoText = document(row)
         except ValueError as error:
-            raise DataError(f"{file}, {place}: {error}; mend or remove it") from error
-    return [text for text in found if text]
+            text = shards.NoText(str(error))
+        if text:
+            yield place, text
 
 
 def token_documents(policy: Pretrained, file: Path, texts: Sequence[str]) -> Documents:
@@ -95,47 +110,66 @@ def whole_document(row: Any) -> str:
     return document_of(row, "strict")
 
 
-def tasks_of(file: Path, documents: Sequence[str]) -> dict[str, list[str]]:
-    """The documents of a file, by task; without tasks that it has none of.
+@dataclass(slots=True)
+class HeldOut:
+    """The documents of one task in a file."""
 
-    Raises: DataError for a file without documents, and for a document that is neither P nor A.
+    usable: list[str] = field(default_factory=list)  # of different questions; as many as are needed
+    questions: set[str] = field(default_factory=set)  # of these documents and of those after them
+    repeated: int = 0  # documents left out, because a repeated question tells nothing new
+
+
+def held_out(file: Path, needed: Mapping[str, int | None]) -> tuple[dict[str, HeldOut], Reading]:
+    """The documents of a file by task, without tasks that it has none of, and what became of its rows.
+
+    Malformed rows are left out. Documents are checked as those that are trained on, until there are as many of their
+    task as `needed` (None: all), in the order of the file.
+    Raises: DataError where the file cannot be read or has no document that can be used.
     """
-    by_task = {task: [text for text in documents if text.startswith(f"{task}: ")] for task in "PA"}
-    if not documents:
+    parts, reading = {task: HeldOut() for task in needed}, Reading()
+    for place, text in rows_of(file):
+        try:
+            reading.counts[_put(text, parts, needed)] += 1
+        except ValueError as error:
+            reading.refuse(f"{file.name}, {place}", str(error))
+    if not reading.counts:
         raise DataError(f"{file}: no documents in it; make them with `python -m rookexp.data`")
-    others = [number for number, text in enumerate(documents, start=1) if not text.startswith(("P: ", "A: "))]
-    if others:
-        raise DataError(f"{file}, document {others[0]}: starts with neither `P: ` nor `A: `; name a file of such alone")
-    return {task: texts for task, texts in by_task.items() if texts}
+    reading.refuse_in_vain(str(file))
+    return {task: part for task, part in parts.items() if part.usable}, reading
+
+
+def _put(text: str | shards.NoText, parts: Mapping[str, HeldOut], needed: Mapping[str, int | None]) -> str:
+    """Puts a row's document into the part of its task; returns what became of it, in words.
+
+    Raises: ValueError saying what is wrong with it.
+    """
+    if isinstance(text, shards.NoText):
+        raise ValueError(text.why)
+    if not text.startswith(("P: ", "A: ")):
+        raise ValueError(f"starts with neither `P: ` nor `A: `: {text[:QUOTED]!r}")
+    task = text[0]
+    part, most = parts[task], needed[task]
+    enough = most is not None and len(part.usable) >= most
+    if not enough:
+        refuse_malformed(text)
+    question = " ".join(chess_text.prompt_of(text).split()) or text
+    if question in part.questions:
+        part.repeated += 1
+        return "repeated"
+    part.questions.add(question)
+    if enough:
+        return "not needed"
+    part.usable.append(text)
+    return f"usable {task}"
+
+
+def refuse_malformed(document: str) -> None:
+    """Raises: ValueError saying why training would refuse a document, by the strict oracle and the published one."""
+    with suppress(Unobservable):  # a draw by earlier moves that the document does not show
+        row_of(document, "strict")
 
 
 def prompt_of(document: str, style: str) -> str:
-    """The prompt of a document; that of a P document in one of the styles of `chess_text.P_PROMPTS`.
-
-    Raises: DataError where it is neither a P nor an A document.
-    """
-    if chess_text.parse_a_prompt(document) is not None:
-        return chess_text.prompt_of(document)
+    """The prompt of a document that is not malformed; of P in one of the styles of `chess_text.P_PROMPTS`."""
     answer = chess_text.parse_p(document)
-    if answer is None or not answer.well_formed:
-        why = "its moves, values or best move cannot be read" if document.startswith("P: ") else "no whole A document"
-        raise DataError(f"{document[:QUOTED]!r}: {why}; mend or remove it")
-    return chess_text.P_PROMPTS[style](answer.fen)
-
-
-def distinct(documents: Sequence[str]) -> list[str]:
-    """The first document of each question, because a repeated question tells nothing new."""
-    questions: dict[str, str] = {}
-    for text in documents:
-        questions.setdefault(" ".join(chess_text.prompt_of(text).split()) or text, text)
-    return list(questions.values())
-
-
-def refuse_wrong(gold: str) -> None:
-    """Raises: DataError for an A document that contradicts the oracle, which training refuses, too."""
-    try:
-        question_of(gold, "strict")
-    except Unobservable:
-        pass  # a draw by earlier moves that the document does not show
-    except ValueError as error:
-        raise DataError(f"{gold[:QUOTED]!r}: {error}; mend or remove it") from error
+    return chess_text.prompt_of(document) if answer is None else chess_text.P_PROMPTS[style](answer.fen)

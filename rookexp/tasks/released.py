@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,40 +12,15 @@ from annotated_types import Ge, Gt, Le
 from rookexp.chess_text import END_OF_TEXT, Annotation, EnvironmentPrompt, ListOrder, p_completion
 from rookexp.errors import DataError
 from rookexp.tasks import shards
-from rookexp.tasks.environment import EnvironmentTask, Unobservable, is_legal, question_of
+from rookexp.tasks.environment import EnvironmentTask, Legality, Unobservable, is_legal, question_of
 from rookexp.tasks.mixed import Mixed, SamplingOverrides, Sequenced
 from rookexp.tasks.positions import position_key, split_of
+from rookexp.tasks.reading import Reading
 from rookexp.tasks.rookworld import PolicyTask, annotation_of
 from rookexp.types import Prompt, Tokenizer
 
-LISTED = 5  # most malformed rows that are shown
 HASHED = ("validation", "test")
 Taken = dict[str, list[Any]]  # the rows of a part by kind: Annotations for P, EnvironmentPrompts for A
-
-
-@dataclass(slots=True)
-class Reading:
-    """What became of the rows that were read."""
-
-    counts: Counter[str] = field(default_factory=Counter)  # rows, by what became of them
-    malformed: list[str] = field(default_factory=list)  # the first malformed rows: file, row and reason
-
-    def refuse(self, place: str, why: str) -> None:
-        """Notes a malformed row."""
-        self.counts["malformed"] += 1
-        if len(self.malformed) < LISTED:
-            self.malformed.append(f"{place}: {why}")
-
-    @property
-    def in_vain(self) -> bool:
-        """Whether rows were read and all were malformed."""
-        return 0 < self.counts.total() == self.counts["malformed"]
-
-    def notes(self) -> Iterator[str]:
-        """The counts, and the first malformed rows, as lines."""
-        known = ", ".join(f"{count} {name}" for name, count in self.counts.items())
-        yield f"{known} of {self.counts.total()} rows" if known else "no rows in it"
-        yield from (f"malformed: {row}" for row in self.malformed)
 
 
 class RookWorld:
@@ -233,9 +206,7 @@ class RookWorld:
 
     def _refuse_too_few(self, taken: Mapping[str, Taken]) -> None:
         """Raises: DataError where a part has no row of a kind that is asked, with what became of the rows."""
-        if self.reading.in_vain:
-            count, first = self.reading.counts.total(), self.reading.malformed[0]
-            raise DataError(f"{self.data}: no row is a document, all {count} are malformed; {first}")
+        self.reading.refuse_in_vain(self.data)
         for part, rows in taken.items():
             for kind in self.shares:
                 if not rows[kind]:
@@ -259,17 +230,17 @@ def missed(taken: Mapping[str, Taken], wanted: Mapping[str, Mapping[str, int | N
             yield f"{part} has {few} rows where {many} were asked for; give more rows, or lower {key}"
 
 
-def row_of(text: str) -> tuple[Annotation | EnvironmentPrompt, str]:
+def row_of(text: str, legality: Legality = "legacy") -> tuple[Annotation | EnvironmentPrompt, str]:
     """The row of a document, and its label: the move after `B:` of a P document, the move of an A document.
 
-    Raises: ValueError saying what is wrong with it.
+    Raises: ValueError saying what is wrong with it; Unobservable for a draw that the prompt does not show.
     """
     text = single_document(text)
     if text.startswith("P: "):
         return annotation_of(text)
     if text.count("+") != 6:
         raise ValueError(f"neither a P nor an A document: {text.removeprefix('A: ')[:60]!r}")
-    question = question_of(text, "legacy")
+    question = question_of(text, legality)
     return question, question.move
 
 
