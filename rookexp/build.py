@@ -30,7 +30,8 @@ from rookexp.run_folder.resume_checks import (
     tell_other_hardware,
 )
 from rookexp.self_check.rehearsal import Subject
-from rookexp.tasks.mixed import notes_of
+from rookexp.tasks import reading
+from rookexp.tasks.mixed import malformed_of, notes_of
 from rookexp.track import FanOut, JsonlTracker, Tracker
 
 GROUPS = (  # in the order in which they are checked: grpo first, whose values others take over
@@ -140,7 +141,8 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
         "seed": run.seed,
     }
     task = parts.build_group(config, "task", **objects)
-    for note in notes_of([task]):
+    malformed = malformed_of([task])
+    for note in (*notes_of([task]), *reading.note_of(malformed, run_folder)):
         print(note, flush=True)
     tracker = build_tracker(config, run_folder, start, run.steps)
     every = config["eval"]["every"]
@@ -192,7 +194,7 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
         finder=finder,
     )
     subject = Subject(objective, training.trainer, greedy, policy.tokenizer, start.step)
-    return replace(training, subject=subject, engines=engines)
+    return replace(training, subject=subject, engines=engines, malformed=malformed)
 
 
 def build_pretraining(config: Config, run_folder: Path) -> session.Training:

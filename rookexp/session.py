@@ -37,6 +37,7 @@ from rookexp.run_folder.run_info import write_run_info
 from rookexp.self_check import checkup
 from rookexp.self_check.rehearsal import Finding, Size, Skipped, Subject
 from rookexp.sweep.job import Trial
+from rookexp.tasks import reading
 from rookexp.track import FanOut
 from rookexp.trainer import Objective, Trainer, refuse_diverged
 
@@ -68,6 +69,7 @@ class Training:
     hardware: Mapping[str, Any]  # the hardware's settings, resolved
     subject: Subject | None = None  # what a self-check examines; None = it has none
     engines: Sequence[str] = ()  # identities of the engines that judge
+    malformed: Sequence[reading.Malformed] = ()  # rows of the task's data
 
 
 def assemble(
@@ -241,6 +243,7 @@ def tracked(training: Training, config: Mapping[str, Any], folder: Path, door_na
         command = f"python -m rookexp.{door_name} {shlex.quote(f'resume={folder}')}"
         found = {"hardware": training.hardware, "engines": training.engines, "data": fingerprints.of_data(config)}
         write_run_info(folder, config, sys.argv, found)
+        reading.write(training.malformed, folder)
         door.note_start(folder)
 
     if training.start.checkpoint is None:

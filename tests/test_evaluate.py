@@ -23,7 +23,7 @@ from rookexp.generate import Samples
 from rookexp.models.gpt2 import GPT2, GPT2Config
 from rookexp.policies import Pretrained
 from rookexp.rewards.engine import Line
-from rookexp.tasks import made
+from rookexp.tasks import made, reading
 from rookexp.tasks.figures import Figure
 
 TOKENIZER = tokenizers.characters()
@@ -405,6 +405,11 @@ def test_malformed_rows_are_skipped_counted_and_listed(tmp_path, corpus, speak) 
         "dirty.txt: malformed: dirty.txt, line 1: starts with neither `P: ` nor `A: `: 'hello world'",
     ]
     assert len(listed) == 4
+    assert told[2] == f"3 malformed rows with reasons and texts: {tmp_path / 'run' / reading.MALFORMED}"
+    kept = lines(tmp_path / "run", reading.MALFORMED)
+    assert [(row["row"], row["text"]) for row in kept] == [
+        ("line 1", "hello world"), ("line 2", wrong), ("line 6", "P: nonsense"),
+    ]  # fmt: skip
     assert not any("test.txt: " in line for line in told)
     said = "dirty.txt, A: 3 documents; left out: 3 malformed rows of the file"
     assert any(said in line for line in told)
@@ -413,6 +418,8 @@ def test_malformed_rows_are_skipped_counted_and_listed(tmp_path, corpus, speak) 
         "precision": "fp32",
         "rows": {"test.txt": {"usable A": 3, "usable P": 2}, "dirty.txt": {"malformed": 3, "usable A": 3}},
     }
+    exam_of(tmp_path / "run", [corpus]).run(lambda _: None)
+    assert not (tmp_path / "run" / reading.MALFORMED).exists()
 
 
 def test_games_and_mates_are_parts(tmp_path, corpus, speak) -> None:

@@ -28,6 +28,7 @@ from rookexp.errors import ConfigError, NotSaved, TrainingDiverged
 from rookexp.run_folder import resume_checks, run_info
 from rookexp.stop import Stop
 from rookexp.sweep import job
+from rookexp.tasks import reading
 from rookexp.track import JsonlTracker
 from rookexp.trainer import Trainer, refuse_diverged
 
@@ -248,6 +249,31 @@ def test_what_fails_before_a_step_leaves_a_finished_run_as_it_was(
     assert shell("resume=run steps=2") == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
     assert (summary["status"], len(metrics(tmp_path / "run"))) == ("finished", 3)
+
+
+def test_a_runs_folder_has_the_malformed_rows_of_its_data(
+    shell: Shell, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows = Path(__file__).with_name("released.txt").read_text(encoding="utf-8").splitlines()
+    bad = [f"once upon a time, {number}" for number in range(7)]
+    (tmp_path / "train.txt").write_text("\n".join([*rows, *bad]) + "\n", encoding="utf-8")
+    typed = f"{TINY} hardware.threads=1 task=rookworld reward=rookworld grpo.max_new_tokens=96 grpo.group_size=2"
+    typed += " grpo.prompts_per_step=2 track=local steps=1 verdict=off"
+    assert shell(f"{typed} task.data=train.txt hydra.run.dir=run doctor=off") == 0
+    lines = capfd.readouterr().out.splitlines()
+    listed = [number for number, line in enumerate(lines) if line.startswith("train.txt: malformed: ")]
+    assert len(listed) == 5
+    assert lines[listed[-1] + 1] == f"7 malformed rows with reasons and texts: {tmp_path / 'run' / reading.MALFORMED}"
+    found = [json.loads(line) for line in (tmp_path / "run" / reading.MALFORMED).read_text().splitlines()]
+    by_row = {row["row"]: row for row in found}
+    for number, text in enumerate(bad, start=len(rows) + 1):
+        why = f"neither a P nor an A document: {text!r}"
+        assert by_row[f"line {number}"] == {"file": "train.txt", "row": f"line {number}", "reason": why, "text": text}
+    clean = typed.replace("steps=1", "steps=1 task.data=clean.txt hydra.run.dir=clean doctor=off")
+    (tmp_path / "clean.txt").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    assert shell(clean) == 0
+    assert not (tmp_path / "clean" / reading.MALFORMED).exists()
+    assert reading.MALFORMED not in capfd.readouterr().out
 
 
 def make_corpus(folder: Path) -> None:

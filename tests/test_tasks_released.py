@@ -18,6 +18,7 @@ from rookexp import chess_text
 from rookexp.errors import DataError
 from rookexp.rewards.chess import PolicyReward
 from rookexp.tasks import shards
+from rookexp.tasks.mixed import Phases, malformed_of
 from rookexp.tasks.positions import position_key, split_of
 from rookexp.tasks.released import RookWorld, row_of
 
@@ -154,9 +155,15 @@ def test_rows_that_are_no_documents_are_counted_listed_and_never_asked(tmp_path:
     assert counts["with an illegal move"] == 1
     assert counts["repeated"] + counts["of another split or not needed"] >= 2
     assert counts.total() == len(TEXTS) + len(bad) + 5
-    assert len(task.reading.malformed) == 5
-    assert all("train.jsonl, line " in row for row in task.reading.malformed)
-    assert f"{len(bad) + 2} malformed" in task.notes()[0]
+    first, *rest = (line for line in task.notes() if "malformed" in line)
+    assert f"{len(bad) + 2} malformed" in first
+    assert sum(f"{tmp_path}: malformed: train.jsonl, line " in line for line in rest) == 5
+    kept = {row.place: row.text for row in task.reading.malformed}
+    wanted = {f"train.jsonl, line {number}": text for number, text in enumerate(bad.values(), start=len(TEXTS) + 1)}
+    assert kept == wanted | {f"train.jsonl, line {len(TEXTS) + each}": None for each in (len(bad) + 1, len(bad) + 5)}
+    phases = Phases(tasks={"one": task, "two": task_of(HERE)}, phases=["one", "two"], steps=[1, None], total_steps=2,
+                    sampling={})  # fmt: skip
+    assert malformed_of([phases, object()]) == malformed_of([task]) == task.reading.malformed
     clean = task_of(HERE)
     assert {p.text for s in range(20) for p in task.select(s)} == {p.text for s in range(20) for p in clean.select(s)}
 

@@ -20,12 +20,11 @@ from rookexp.examination.heldout import HeldOut, held_out, prompt_of, token_docu
 from rookexp.files import write_atomic
 from rookexp.policies import Pretrained
 from rookexp.rewards.engine import ALL_MOVES, Lasting, Stockfish
-from rookexp.tasks import games, made, mates
+from rookexp.tasks import games, made, mates, reading
 from rookexp.tasks.a_figures import environment_figures, same
 from rookexp.tasks.figures import Figure, Figures, mean_of, ratio_of
 from rookexp.tasks.mates import Problem
 from rookexp.tasks.p_figures import best_moves, policy_figures
-from rookexp.tasks.reading import Reading
 from rookexp.track import METRICS
 from rookexp.types import Autocast
 
@@ -73,15 +72,15 @@ class Exam:
         self.cut_off = f"cut off at {self.max_new_tokens} tokens"
         self.prompt = chess_text.P_PROMPTS[self.style or "bare"]
         self.asked: list[str] = []  # the P documents of all files
-        self.readings: dict[str, Reading] = {}  # of the files of documents, by name
+        self.readings: dict[str, reading.Reading] = {}  # of the files of documents, by name
         self.known: dict[str, dict[str, int]] | None = None  # Stockfish's evaluations of them; see `values`
 
     def run(self, tell: Callable[[str], object]) -> dict[str, Figures]:
         """Figures by part; writes them and their page into the folder.
 
-        The files: figures.json, completions.jsonl, games.jsonl, evaluation.html and, on how it was done,
-        evaluation.json, with what became of each file's rows. `tell` gets malformed rows, the first few of a file, then
-        each part's figures as text as soon as they are known.
+        The files: figures.json, completions.jsonl, games.jsonl, evaluation.html, malformed.jsonl if rows are, and, on
+        how it was done, evaluation.json, with what became of each file's rows. `tell` gets the first malformed rows of
+        each file, then each part's figures as text as soon as they are known.
 
         Raises, before any answer: DataError where a file cannot be read or has nothing that can be used; EngineError;
         ConfigError for a training's folder.
@@ -94,16 +93,25 @@ class Exam:
                 "another one"
             )
         self.folder.mkdir(parents=True, exist_ok=True)
-        for name in (FIGURES, GAMES, PAGE):  # of an earlier evaluation: they are not of these answers
+        for name in (
+            FIGURES,
+            GAMES,
+            PAGE,
+            reading.MALFORMED,
+        ):  # of an earlier evaluation: they are not of these answers
             (self.folder / name).unlink(missing_ok=True)
-        rows = {name: dict(reading.counts) for name, reading in self.readings.items()}
+        rows = {name: dict(read.counts) for name, read in self.readings.items()}
+        malformed = [row for read in self.readings.values() for row in read.malformed]
+        reading.write(malformed, self.folder)
         write_atomic(self.folder / RECORD, json.dumps({**self.record, "rows": rows}, indent=2) + "\n")
         parts: list[Part] = []
         with open(self.folder / COMPLETIONS, "w", encoding="utf-8") as answers:
             tell(self.name)
-            for name, reading in self.readings.items():
-                if reading.malformed:
-                    tell("\n".join(f"{name}: {line}" for line in reading.notes()))
+            for name, read in self.readings.items():
+                if read.malformed:
+                    tell("\n".join(f"{name}: {line}" for line in read.notes()))
+            for line in reading.note_of(malformed, self.folder):
+                tell(line)
             for make in waiting:
                 for part in make():
                     parts.append(part)
@@ -125,10 +133,10 @@ class Exam:
         """Yields a part for each task of each file, and one of illegal moves in the positions of its A documents."""
         needed = {"P": self.limit, "A": None if self.limit is None else max(self.limit, self.illegal_moves)}
         for file in of_different_names(self.documents):
-            parts, reading = held_out(file, needed)
-            self.readings[file.name] = reading
+            parts, read = held_out(file, needed)
+            self.readings[file.name] = read
             for task, part in parts.items():
-                yield self.document_part(f"{file.name}, {task}", file, part, self.limit, reading.counts["malformed"])
+                yield self.document_part(f"{file.name}, {task}", file, part, self.limit, read.counts["malformed"])
             illegal = made.illegal_moves(parts["A"].usable, self.illegal_moves, self.seed) if "A" in parts else []
             if illegal:
                 yield self.document_part(f"{file.name}, A, illegal moves", file, made_documents(illegal), None)

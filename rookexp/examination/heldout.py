@@ -131,7 +131,7 @@ def held_out(file: Path, needed: Mapping[str, int | None]) -> tuple[dict[str, He
         try:
             reading.counts[_put(text, parts, needed)] += 1
         except ValueError as error:
-            reading.refuse(f"{file.name}, {place}", str(error))
+            reading.refuse(f"{file.name}, {place}", str(error), text if isinstance(text, str) else None)
     if not reading.counts:
         raise DataError(f"{file}: no documents in it; make them with `python -m rookexp.data`")
     reading.refuse_in_vain(str(file))

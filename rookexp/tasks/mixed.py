@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 from annotated_types import Ge, Gt, MinLen
 
 from rookexp.errors import ConfigError
+from rookexp.tasks.reading import Malformed, Reading
 from rookexp.types import Prompt
 
 
@@ -216,3 +217,14 @@ def subtasks(task: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 def notes_of(tasks: Iterable[Any]) -> list[str]:
     """The notes of all tasks that have some."""
     return [note for task in tasks if isinstance(task, Noted) for note in task.notes()]
+
+
+def malformed_of(tasks: Iterable[Any]) -> list[Malformed]:
+    """The malformed rows in the data of all tasks, and of the tasks that these are made of."""
+    found: list[Malformed] = []
+    for task in tasks:
+        if isinstance(task, Several):
+            found += malformed_of(task.tasks.values())
+        elif isinstance(reading := getattr(task, "reading", None), Reading):
+            found += reading.malformed
+    return found

@@ -130,7 +130,7 @@ class RookWorld:
 
     def notes(self) -> list[str]:
         """What was read, as lines for the user."""
-        return [f"{self.data}: {line}" for line in (*self.reading.notes(), *self.missed, *self.training.notes())]
+        return [f"{self.data}: {line}" for line in (*self.missed, *self.training.notes(), *self.reading.notes())]
 
     def select(self, step: int) -> tuple[Prompt, ...]:
         """The prompts of a step, from the training split."""
@@ -173,7 +173,7 @@ class RookWorld:
             if all(full(part, kind) for part in wanted for kind in "PA"):
                 break
             if isinstance(text, shards.NoText):
-                self.reading.refuse(place, text.why)
+                self.reading.refuse(place, text.why, None)
                 continue
             kind = "P" if text.replace(END_OF_TEXT, "").lstrip().startswith("P: ") else "A"
             if all(full(part, kind) for part in wanted):
@@ -185,7 +185,7 @@ class RookWorld:
                 self.reading.counts["with a draw that the prompt does not show"] += 1
                 continue
             except ValueError as error:
-                self.reading.refuse(place, str(error))
+                self.reading.refuse(place, str(error), text)
                 continue
             key = position_key(chess.Board(row.fen))
             part = part_of(key)
