@@ -244,6 +244,28 @@ def test_a_quota_that_the_rows_cannot_fill_is_said() -> None:
     assert not any("asked for" in line for line in filled.notes())
 
 
+def test_a_history_is_no_longer_than_the_game_that_the_counters_tell() -> None:
+    """The position after 1. e4 is one half-move old, whatever is said before it."""
+    right = chess_text.build_a(
+        PUSHED, "a7a5", ["e2e4", "a7a5"], chess_text.transition(PUSHED, "a7a5", legality="legacy")
+    )
+    assert row_of(right)[1] == "a7a5"
+    assert row_of(right.replace("+e2e4 a7a5+", "+a7a5+"))[1] == "a7a5", "a history may be shorter"
+    with pytest.raises(ValueError, match=r"^history has 2 half-moves before 'a7a5', but the fen's counters allow 1$"):
+        row_of(right.replace("+e2e4 a7a5+", "+h7h6 e2e4 a7a5+"))
+    first = f"{START}+e2e4+a7a5 b2b4 h8h1 e2e4+{PUSHED}+0.001+0+0"
+    with pytest.raises(ValueError, match="history has 3 half-moves before 'e2e4', but the fen's counters allow 0"):
+        row_of(first)
+
+
+@pytest.mark.parametrize("value", ["1000.01", "-1000.01", "99999"])
+def test_no_evaluation_is_beyond_that_of_a_mate(value: str) -> None:
+    text = "P: " + START + " M: e2e4 d2d4 E: {} 0.3 B: d2d4"
+    assert sorted(row_of(text.format("-1000.0"))[0].evals_cp) == [-chess_text.MATE_CP, 30]
+    with pytest.raises(ValueError, match=f"^no evaluation: {value}, as mate in n is 1000 - n/100 pawns$"):
+        row_of(text.format(value))
+
+
 def test_quotas_end_the_reading_and_shares_of_none_read_none_of_a_kind() -> None:
     task = task_of(HERE, rows=4, eval_rows=2, p_share=0.5)
     assert len({p.text for step in range(9) for p in task.select(step)}) == 4

@@ -14,6 +14,7 @@ import chess
 from annotated_types import Ge, Gt, Le
 
 from rookexp.chess_text import (
+    MATE_CP,
     MAX_LINES,
     P_PROMPTS,
     Annotation,
@@ -255,6 +256,8 @@ def annotation_of(document: str) -> tuple[Annotation, str]:
         raise ValueError(f"text after the best move: {said.trailing_garbage[:40]!r}")
     if not said.best_in_moves:
         raise ValueError(f"the best move {said.best} is not one of {list(said.moves)}")
+    if beyond := [pawns for _, pawns in pairs if abs(pawns) > MATE_CP / 100]:
+        raise ValueError(f"no evaluation: {beyond[0]:.10g}, as mate in n is {MATE_CP // 100} - n/100 pawns")
     ranked = sorted(((pawns_to_cp(pawns), move) for move, pawns in pairs), key=lambda x: (-x[0], x[1] != said.best))
     row = {"fen": said.fen, "moves": [move for _, move in ranked], "evals_cp": [value for value, _ in ranked]}
     return _annotation(row), said.best
