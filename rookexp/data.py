@@ -25,7 +25,7 @@ def make_corpus(config: dict[str, Any], run_folder: Path) -> None:
     from rookexp.corpora.corpus import Corpus
 
     corpus = Corpus(**check_config(config))
-    mix, transitions = nodes.make(config["mix"]), nodes.make(config["transitions"])
+    mix, transitions = (nodes.make(config[name], name) for name in ("mix", "transitions"))
     rows = {"mix": mix.positions, "transitions": transitions.rows}
     asked = {name: part for name, part in (("mix", mix), ("transitions", transitions)) if rows[name] is not None}
     if not asked:

@@ -12,7 +12,7 @@ import chess
 import pytest
 
 from rookexp.corpora.position_mix import PositionMix, report
-from rookexp.errors import ConfigError, DataError
+from rookexp.errors import ConfigError, DataError, PartError
 from rookexp.files import write_lines
 from rookexp.tasks.positions import position_key
 
@@ -90,6 +90,9 @@ def test_what_cannot_be_made_is_named(tmp_path: Path) -> None:
         mix(shares={"opening": 1.0}, opening_plies=0).make(2)
     with pytest.raises(ConfigError, match=r"mix\.shares=\{opening: 0\.5\}: sums to 0\.5"):
         mix(shares={"opening": 0.5})
+    with pytest.raises(PartError, match=r"^middlegame_plies=\[20, 8\]: allowed: the smallest number first, then"):
+        mix(middlegame_plies=[20, 8])
+    mix(middlegame_plies=[9, 9])
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cannot be written"):
         mix(positions=2, shares={"endgame": 1.0}).write(tmp_path / "file")

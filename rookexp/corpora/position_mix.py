@@ -15,7 +15,8 @@ import chess
 from annotated_types import Ge, Gt, MinLen
 
 from rookexp import boards, chess_text
-from rookexp.errors import DataError
+from rookexp.config.check import spell
+from rookexp.errors import DataError, PartError
 from rookexp.files import write_new
 from rookexp.shares import in_turns, shares_of
 from rookexp.tasks import positions
@@ -44,7 +45,7 @@ class Found:
 class PositionMix:
     """Distinct positions of unfinished games, White and Black to move equally often in each kind.
 
-    opening: after 0 to `opening_plies` weighted random plies; middlegame: after `middlegame_plies` (first and last) of
+    opening: after 0 to `opening_plies` weighted random plies; middlegame: after `middlegame_plies` (least and most) of
     them, with at least `endgame_pieces` pieces; endgame: constructed, with fewer pieces than that. Distinct is by
     `positions.position_key`, which a symmetry does not change. Everything depends on the arguments alone.
     """
@@ -61,6 +62,9 @@ class PositionMix:
 
     def __post_init__(self) -> None:
         self.shares = shares_of("mix.shares", self.shares, KINDS)
+        plies = list(self.middlegame_plies)
+        if plies != sorted(plies):
+            raise PartError(f"middlegame_plies={spell(plies)}: allowed: the smallest number first, then the largest")
 
     def make(self, count: int) -> list[Found]:
         """`count` positions, kind by kind and the colours in turn.
