@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rookexp.config import door
-from rookexp.errors import ConfigError
+from rookexp.errors import ConfigError, RookexpError
 
 
 def main() -> None:
@@ -17,7 +17,8 @@ def main() -> None:
 def bench(config: dict[str, Any], run_folder: Path) -> None:
     """Measures what the config requests, prints each table, and at the end adds them all to `report`, if set.
 
-    Raises: ConfigError for what cannot be measured, or a run folder that holds an earlier benchmark.
+    Raises: ConfigError for what cannot be measured, or a run folder that holds an earlier benchmark; RookexpError for a
+    side that fails and DataError for a report that cannot be written, naming the file with what was measured.
     """
     from rookexp.benchmark import report, runner, settings
 
@@ -30,12 +31,17 @@ def bench(config: dict[str, Any], run_folder: Path) -> None:
         )
     try:
         section = runner.Runner(asked, config, run_folder, lambda text: print(text, flush=True)).run()
+        if asked.report is not None:
+            report.add(Path(asked.report).expanduser(), section)
+            print(f"added to {asked.report}")
     except KeyboardInterrupt:
         print(f"\ninterrupted: nothing was added to a report; what was measured is in {run_folder}", flush=True)
         raise
-    if asked.report is not None:
-        report.add(Path(asked.report).expanduser(), section)
-        print(f"added to {asked.report}")
+    except RookexpError as error:
+        saved = run_folder / runner.SECTION
+        if not saved.is_file():
+            raise
+        raise type(error)(f"{error}; what was measured is in {saved}") from error
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from rookexp.benchmark.sides import Side
 from rookexp.benchmark.turns import PHASES, Stopwatch
 from rookexp.config import composing, door
 from rookexp.draw import Sampling
-from rookexp.errors import ConfigError, RookexpError
+from rookexp.errors import ConfigError, DataError, RookexpError
 from rookexp.models.gpt2 import GPT2
 
 SMALL = (
@@ -111,6 +111,9 @@ def test_our_side_gets_a_training_that_the_build_takes(tmp_path: Path) -> None:
             "grpo.kl_type=forward: TRL's side has no such setting; allowed: ratio_k3, or against=[]",
         ),
         ("optim.betas=[0.9]", "optim.betas=[0.9]: allowed: a list"),
+        (f"report={__file__}/x.md", f"report={__file__}/x.md: cannot be written ("),
+        ("report=/", "Is a directory: '/'); allowed: a file in a folder of yours, or null"),
+        ("report='~nobody-here/x.md'", "report=~nobody-here/x.md: cannot be written (Could not determine home"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_one_line(override: str, line: str) -> None:
@@ -119,6 +122,14 @@ def test_what_cannot_be_measured_is_refused_in_one_line(override: str, line: str
     assert line in str(refused.value)
     if override.startswith("grpo"):
         assert settings.checked(composed(override, "against=[]", "parts=[step]")).against == []
+
+
+def test_looking_whether_a_report_can_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+    settings.checked(composed(f"report={tmp_path}/new/folder/page.md", "against=[]", "parts=[step]"))
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "page.md").write_text("mine")
+    settings.checked(composed(f"report={tmp_path}/page.md", "against=[]", "parts=[step]"))
+    assert (tmp_path / "page.md").read_text() == "mine"
 
 
 def test_a_missing_package_is_named_with_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,6 +223,28 @@ def test_the_door_adds_at_the_end_and_an_interrupted_run_nothing(
         bench.bench(config, tmp_path)
     assert "nothing was added" in capsys.readouterr().out
     assert (tmp_path / "page.md").read_text(encoding="utf-8") == "# Benchmarks\n" + "\n## a section\n" * 2
+
+
+def test_what_was_measured_before_a_side_fails_is_in_a_file_that_the_error_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(self: Runner, part: str, size: str) -> None:
+        if size == "1m":
+            raise RookexpError("mine: ended")
+        self.show("### Step, tiny", "1 s")
+
+    def machine(self: Runner) -> None:
+        self.parts.append("## today")
+
+    config = composed(f"report={tmp_path}/page.md", "against=[]", "parts=[step]", "sizes=[tiny,1m]")
+    monkeypatch.setattr(Runner, "measure", fails)
+    monkeypatch.setattr(Runner, "measure_machine", machine)
+    with pytest.raises(RookexpError, match=rf"^mine: ended; what was measured is in {tmp_path}/section.md$"):
+        bench.bench(config, tmp_path)
+    assert (tmp_path / "section.md").read_text(encoding="utf-8") == "## today\n\n### Step, tiny\n\n1 s\n"
+    monkeypatch.setattr(Runner, "measure", lambda self, part, size: (tmp_path / "page.md").mkdir(exist_ok=True))
+    with pytest.raises(DataError, match=rf"^report={tmp_path}/page.md: cannot .*measured is in {tmp_path}/section.md$"):
+        bench.bench(config, tmp_path)
 
 
 def test_a_used_folder_is_refused_before_anything_is_measured(tmp_path: Path) -> None:

@@ -17,11 +17,11 @@ from rookexp.benchmark.sides import Figures, Side, interleaved
 from rookexp.files import write_atomic
 
 LABELS = {"trl_default": "TRL, default", "trl_fastest": "TRL, fastest setting"}
-RAW = "bench.json"
+RAW, SECTION = "bench.json", "section.md"  # in the run folder: all figures; the section so far
 
 
 class Runner:
-    """Measures what is asked for, shows each table as soon as it is ready, and keeps all figures in the run folder."""
+    """Measures what is asked for, shows each table as soon as it is ready, and keeps all of it in the run folder."""
 
     def __init__(self, asked: Bench, config: Mapping[str, Any], folder: Path, tell: Callable[[str], None]) -> None:
         self.asked = asked
@@ -34,10 +34,7 @@ class Runner:
 
     def run(self) -> str:
         """Measures everything; returns the run's section of the report."""
-        with self.side("machine", "machine", "machine", config=self.config) as side:
-            self.tell("measuring the machine")
-            self.machine = Machine(**side.turn())
-        self.show("### Machine", tables.machine_table(self.machine))
+        self.measure_machine()
         for size in self.asked.sizes:
             for part in ("step", "decode", "scaling"):
                 if part in self.asked.parts:
@@ -46,7 +43,15 @@ class Runner:
         if "train" in self.asked.parts:
             self.tell("train: python -m rookexp.train, whole")
             self.show("### The default run", default_run.timed(self.folder / "train", ()))
-        return report.heading(self.machine) + "\n\n" + "\n\n".join(self.parts) + "\n"
+        return self.section()
+
+    def measure_machine(self) -> None:
+        """Measures the limits of the machine; begins the section."""
+        with self.side("machine", "machine", "machine", config=self.config) as side:
+            self.tell("measuring the machine")
+            self.machine = Machine(**side.turn())
+        self.parts.append(report.heading(self.machine))
+        self.show("### Machine", tables.machine_table(self.machine))
 
     def measure(self, part: str, size: str) -> None:
         """Measures one part for one size; its workload is made before and removed after."""
@@ -164,10 +169,15 @@ class Runner:
         write_atomic(self.folder / RAW, json.dumps(self.raw, indent=1) + "\n")
 
     def show(self, *paragraphs: str) -> None:
-        """Shows a part of the report's section, and keeps it."""
+        """Shows a part of the report's section, and writes the section so far."""
         text = "\n\n".join(paragraphs)
         self.tell(f"\n{text}\n")
         self.parts.append(text)
+        write_atomic(self.folder / SECTION, self.section())
+
+    def section(self) -> str:
+        """The section so far, as Markdown."""
+        return "\n\n".join(self.parts) + "\n"
 
 
 def shape(rows: int) -> tuple[int, int]:

@@ -65,7 +65,7 @@ def checked(config: Mapping[str, Any]) -> Bench:
     """The keys that belong to no group, after a check of all.
 
     Raises: ConfigError for a key or value that is not allowed, for a setting that TRL's side lacks but would have to
-    match, and for a package that is not installed.
+    match, for a package that is not installed, and for a report that cannot be added to.
     """
     asked = Bench(**build.check_groups(config, GROUPS, Bench))
     shortest, longest = asked.prompt_tokens
@@ -86,6 +86,8 @@ def checked(config: Mapping[str, Any]) -> Bench:
                 f"{', '.join(missing)}: not installed; type `pip install 'rookexp[bench]'`, or measure rookexp alone "
                 "with parts=[step,scaling,train] against=[]"
             )
+    if asked.report is not None:
+        refuse_unwritable(asked.report)
     return asked
 
 
@@ -98,6 +100,25 @@ def refuse_what_trl_lacks(config: Mapping[str, Any]) -> None:
         if value not in allowed:
             words = " or ".join(map(check.spell, allowed))
             raise check.refusal(key, value, f"TRL's side has no such setting; allowed: {words}, or against=[]")
+
+
+def refuse_unwritable(report: str) -> None:
+    """Raises: ConfigError for a report that cannot be added to; what is made to find that out is removed."""
+    made: list[Path] = []
+    try:
+        file = Path(report).expanduser()
+        made = [path for path in (file, *file.parents) if not path.exists()]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.open("a", encoding="utf-8").close()
+    except (OSError, RuntimeError) as error:  # RuntimeError: ~NAME of nobody
+        allowed = "allowed: a file in a folder of yours, or null"
+        raise check.refusal("report", report, f"cannot be written ({error}); {allowed}") from error
+    finally:
+        for path in made:
+            if path.is_dir():
+                path.rmdir()
+            elif path.is_file():
+                path.unlink()
 
 
 def training(config: Mapping[str, Any], workload: Path, *, steps: int, **grpo: int) -> dict[str, Any]:
