@@ -105,6 +105,13 @@ def test_our_side_gets_a_training_that_the_build_takes(tmp_path: Path) -> None:
         ("repeats=0", "repeats=0: allowed: an integer >= 1"),
         ("+repeat=3", "repeat=3: no such key or group"),
         ("prompt_tokens=[9,3]", "prompt_tokens=[9, 3]: allowed: the shorter number first"),
+        (
+            "prompt_tokens=[1000,1020]",
+            "prompt_tokens=[1000, 1020]: with grpo.max_new_tokens=5 up to 1025 tokens; allowed: at most 1024 together",
+        ),
+        ("grpo.max_new_tokens=1016", "prompt_tokens=[3, 9]: with grpo.max_new_tokens=1016 up to 1025 tokens; allowed:"),
+        ("scaling_tokens=[3,1016]", "prompt_tokens=[3, 9]: with scaling_tokens=1016 up to 1025 tokens; allowed: at"),
+        ("grpo.group_size=1", "grpo.group_size=1: TRL's side needs two; allowed: an integer >= 2, or against=[]"),
         ("scaling_rows=[6]", "scaling_rows=[6]: allowed: multiples of grpo.group_size=4"),
         (
             "grpo.kl_type=forward",
@@ -120,7 +127,7 @@ def test_what_cannot_be_measured_is_refused_in_one_line(override: str, line: str
     with pytest.raises(ConfigError) as refused:
         settings.checked(composed(override))
     assert line in str(refused.value)
-    if override.startswith("grpo"):
+    if "or against=[]" in line:
         assert settings.checked(composed(override, "against=[]", "parts=[step]")).against == []
 
 
@@ -137,6 +144,14 @@ def test_a_missing_package_is_named_with_what_to_type(monkeypatch: pytest.Monkey
     with pytest.raises(ConfigError, match=r"^trl: not installed; type `pip install 'rookexp\[bench\]'`"):
         settings.checked(composed())
     assert settings.checked(composed("parts=[step]", "against=[]")).parts == ["step"]
+
+
+def test_lengths_up_to_all_positions_are_taken_and_those_of_a_part_that_is_not_measured() -> None:
+    fits = composed("prompt_tokens=[3,1019]")  # and 5 new tokens
+    assert settings.checked(fits).prompt_tokens == [3, 1019]
+    for parts, unread in (("scaling", "grpo.max_new_tokens=2000"), ("step", "scaling_tokens=[2000]")):
+        assert settings.checked(composed(f"parts=[{parts}]", "against=[]", unread)).parts == [parts]
+    assert settings.checked(composed("parts=[train]", "prompt_tokens=[9,2000]")).parts == ["train"]
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(1, (1, 1)), (16, (4, 4)), (64, (8, 8)), (32, (8, 4)), (7, (7, 1))])

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Len, Lt, MinLen
 
 from rookexp import build
+from rookexp.benchmark.workload import POSITIONS
 from rookexp.config import across, check
 from rookexp.errors import ConfigError
 
@@ -71,6 +72,7 @@ def checked(config: Mapping[str, Any]) -> Bench:
     shortest, longest = asked.prompt_tokens
     if shortest > longest:
         raise check.refusal("prompt_tokens", list(asked.prompt_tokens), "allowed: the shorter number first")
+    refuse_what_is_too_long(asked, config["grpo"]["max_new_tokens"])
     across.check_rows(config["grpo"])
     group = config["grpo"]["group_size"]
     if "scaling" in asked.parts and any(rows % group for rows in asked.scaling_rows):
@@ -91,8 +93,26 @@ def checked(config: Mapping[str, Any]) -> Bench:
     return asked
 
 
+def refuse_what_is_too_long(asked: Bench, max_new_tokens: int) -> None:
+    """Raises: ConfigError where a part's longest prompt and completion have more tokens than a model has positions.
+
+    `max_new_tokens` is that of grpo, with which the parts step and decode are measured.
+    """
+    longest = max(asked.prompt_tokens)
+    lengths = {"grpo.max_new_tokens": max_new_tokens} if {"step", "decode"} & set(asked.parts) else {}
+    if "scaling" in asked.parts:
+        lengths["scaling_tokens"] = max(asked.scaling_tokens)
+    for key, new_tokens in lengths.items():
+        if longest + new_tokens > POSITIONS:
+            value = list(asked.prompt_tokens)
+            why = f"with {key}={new_tokens} up to {longest + new_tokens} tokens; allowed: at most {POSITIONS} together"
+            raise check.refusal("prompt_tokens", value, why)
+
+
 def refuse_what_trl_lacks(config: Mapping[str, Any]) -> None:
-    """Raises: ConfigError for a setting with which the two sides would not do the same work."""
+    """Raises: ConfigError for a setting that TRL refuses, or with which the two sides would not do the same work."""
+    if (group := config["grpo"]["group_size"]) < 2:
+        raise check.refusal("grpo.group_size", group, "TRL's side needs two; allowed: an integer >= 2, or against=[]")
     for key, allowed in MIRRORED.items():
         value: Any = config
         for name in key.split("."):
