@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
+import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -14,7 +16,7 @@ import hydra
 import pytest
 import torch
 
-from rookexp import bench, build, generate, policies
+from rookexp import bench, build, core_wait, generate, policies
 from rookexp.benchmark import default_run, ours, products, report, roofline, settings, tables, theirs, workload
 from rookexp.benchmark.roofline import Machine
 from rookexp.benchmark.runner import Runner, shape
@@ -201,6 +203,35 @@ def test_ratios_are_of_medians_within_a_pair() -> None:
     assert tables.ratio_lines(pairs, MACHINE)[0].startswith(f"{expected}; it computes in bf16, which is slow")
 
 
+def test_figures_of_a_busy_machine_are_marked_and_those_of_a_quiet_one_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares = {"rookexp": [0.0, 0.9, 0.0], "TRL": [0.9, 0.5, 0.4]}
+
+    def turns(sides: list[Side], **_: Any) -> list[list[dict[str, Any]]]:
+        return [[{"core_wait": share} for share in shares[side.label]] for side in sides]
+
+    monkeypatch.setattr("rookexp.benchmark.runner.interleaved", turns)
+    config, said = composed("against=[]", "parts=[step]"), [""]
+    runner = Runner(settings.checked(config), config, tmp_path, said.append)
+    ours, theirs = (Side(kind, kind, tmp_path) for kind in shares)
+    runner.take_turns([ours])
+    runner.show("### Quiet")
+    runner.take_turns([ours, theirs])
+    runner.show("### Busy")
+    runner.show("### Quiet again")
+    busy = (
+        "### Busy\n\n**The machine was busy**: for 50% of the time in which it could compute, a side waited for a free"
+    )
+    quiet, marked, again = runner.parts
+    assert (quiet, again) == ("### Quiet", "### Quiet again")
+    assert marked.startswith(busy)
+    monkeypatch.setattr("rookexp.benchmark.runner.interleaved", lambda sides, **_: [[{}] for _ in sides])
+    runner.take_turns([ours])  # on a system that does not tell
+    runner.show("### Unknown")
+    assert runner.parts[-1] == "### Unknown"
+
+
 def test_products_alone_bound_what_a_step_can_gain() -> None:
     sides = [Side(kind, kind, Path()) for kind in ("rookexp", "TRL")]
     pairs = [(side, [{"seconds": s}]) for side, s in zip(sides, (2.0, 6.0), strict=True)]
@@ -359,6 +390,39 @@ def test_transformers_is_not_timed_for_encoding_what_our_side_has_encoded(
     assert events == ["encode", "start"] * 2
 
 
+COMPUTES = "import time\nend = time.time() + {}\nwhile time.time() < end: pass\n"  # for these seconds
+ANSWERS = f"""
+import sys
+for _ in sys.stdin:
+    exec({COMPUTES.format(1.0)!r})
+    print('{{"figures": {{"seconds": 1.0}}}}', '{{"ready": {{}}}}', sep=chr(10), flush=True)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity") or not core_wait.OWN.is_file(), reason="Linux tells")
+def test_a_side_beside_other_work_on_its_core_tells_that_it_waited(tmp_path: Path) -> None:
+    side = Side("mine", "mine", tmp_path)
+    side.process = subprocess.Popen([sys.executable, "-c", ANSWERS], stdin=-1, stdout=-1, text=True)
+    with subprocess.Popen([sys.executable, "-c", COMPUTES.format(30)]) as other:
+        for process in (side.process, other):
+            os.sched_setaffinity(process.pid, [min(os.sched_getaffinity(0))])
+        figures = side.turn()
+        other.kill()
+    side.close()
+    assert figures["seconds"] == 1
+    assert 0.2 < figures["core_wait"] <= 1
+
+
+@pytest.mark.parametrize("told", ["0 0 0\n", None])
+def test_a_system_that_does_not_tell_how_long_was_waited_adds_no_figure(told: str | None, tmp_path: Path) -> None:
+    file = tmp_path / "schedstat"
+    if told:
+        file.write_text(told)
+    found = core_wait.seconds(file)
+    assert found == (0, 0)
+    assert core_wait.waited_share(found, found) is None
+
+
 @pytest.mark.slow
 def test_a_side_that_fails_says_why_in_one_line(tmp_path: Path) -> None:
     side = Side("nothing", "mine", tmp_path, config={"hardware": {"threads": 1}, "seed": 0})
@@ -368,7 +432,7 @@ def test_a_side_that_fails_says_why_in_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_whole_run_is_timed_to_its_first_step_and_its_end(tmp_path: Path) -> None:
-    line = default_run.timed(tmp_path / "train", ("debug=fast",))
+    line, wait = default_run.timed(tmp_path / "train", ("debug=fast",))
     found = re.fullmatch(
         r"`python -m rookexp.train debug=fast`: first step logged (\S+) s after the command, 2 steps in (\S+) s, "
         r"median step (\S+) s; `--cfg job` (\S+) s",
@@ -378,6 +442,7 @@ def test_a_whole_run_is_timed_to_its_first_step_and_its_end(tmp_path: Path) -> N
     first_s, whole_s, step_s, shown_s = map(float, found.groups())
     assert step_s < first_s <= whole_s
     assert 0 < shown_s < whole_s
+    assert 0 <= wait <= 1
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import subprocess
 import sys
 import time
@@ -15,9 +16,10 @@ from rookexp.errors import RookexpError
 POLL_S = 0.02  # between two looks at whether the first step has been logged
 
 
-def timed(folder: Path, words: Sequence[str]) -> str:
+def timed(folder: Path, words: Sequence[str]) -> tuple[str, float]:
     """A line with the seconds from the command to its first logged step and to its end, and those of `--cfg job`.
 
+    Beside it the median over the steps of the share in which the run waited for a core, 0 where the run does not tell.
     Raises: RookexpError when the run fails.
     """
     folder.mkdir(parents=True)
@@ -45,8 +47,9 @@ def timed(folder: Path, words: Sequence[str]) -> str:
     if process.returncode != 0 or first_s is None:
         raise RookexpError(f"python -m rookexp.train: ended with status {process.returncode}; all it said is in {said}")
     steps = [row for row in track.read_jsonl(metrics) if row["step"]]
-    return (
+    line = (
         f"`{' '.join(['python -m rookexp.train', *words])}`: first step logged {first_s:.1f} s after the command, "
         f"{len(steps)} steps in {whole_s:.1f} s, median step {median(steps, 'step_s'):.2f} s; "
         f"`--cfg job` {shown_s:.2f} s"
     )
+    return line, float(statistics.median(row.get("core_wait", 0.0) for row in steps))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -31,6 +32,7 @@ class Runner:
         self.turns = asked.warmups + asked.repeats  # turns of each side
         self.parts: list[str] = []  # texts of the report's section, in order
         self.raw: list[dict[str, Any]] = []
+        self.waits: list[float] = []  # of each side of the part that is measured: the share that it waited for a core
 
     def run(self) -> str:
         """Measures everything; returns the run's section of the report."""
@@ -42,14 +44,18 @@ class Runner:
                     self.measure(part, size)
         if "train" in self.asked.parts:
             self.tell("train: python -m rookexp.train, whole")
-            self.show("### The default run", default_run.timed(self.folder / "train", ()))
+            line, wait = default_run.timed(self.folder / "train", ())
+            self.waits.append(wait)
+            self.show("### The default run", line)
         return self.section()
 
     def measure_machine(self) -> None:
         """Measures the limits of the machine; begins the section."""
         with self.side("machine", "machine", "machine", config=self.config) as side:
             self.tell("measuring the machine")
-            self.machine = Machine(**side.turn())
+            figures = side.turn()
+        self.waits.append(figures.pop("core_wait", 0.0))
+        self.machine = Machine(**figures)
         self.parts.append(report.heading(self.machine))
         self.show("### Machine", tables.machine_table(self.machine))
 
@@ -161,6 +167,7 @@ class Runner:
         """Each side with the figures of its measured turns."""
         warmups, repeats = self.asked.warmups, self.asked.repeats
         found = interleaved(sides, warmups=warmups, repeats=repeats, tell=self.tell, asked=asked)
+        self.waits += [statistics.median(turn.get("core_wait", 0.0) for turn in figures) for figures in found]
         return list(zip(sides, found, strict=True))
 
     def keep(self, part: str, size: str, figures: Sequence[Any]) -> None:
@@ -169,8 +176,10 @@ class Runner:
         write_atomic(self.folder / RAW, json.dumps(self.raw, indent=1) + "\n")
 
     def show(self, *paragraphs: str) -> None:
-        """Shows a part of the report's section, and writes the section so far."""
-        text = "\n\n".join(paragraphs)
+        """Shows a part of the report's section, marked if the machine was busy; writes the section so far."""
+        busy = tables.busy_line(self.waits)
+        self.waits = []
+        text = "\n\n".join([*paragraphs, *([busy] if busy else [])])
         self.tell(f"\n{text}\n")
         self.parts.append(text)
         write_atomic(self.folder / SECTION, self.section())

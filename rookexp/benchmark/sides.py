@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from rookexp import core_wait
 from rookexp.errors import RookexpError
 
 HOME = Path(__file__).resolve().parents[2]  # where `rookexp` is imported from
@@ -63,17 +64,21 @@ class Side:
     def turn(self, **asked: Any) -> Figures:
         """The figures of one turn; returns when the side is ready for the next: idle while another has its turn.
 
+        They include `core_wait`, the share of its runnable time in which the side waited for a core, where Linux tells.
         Raises: RookexpError when the side has ended.
         """
         assert self.process.stdin is not None
+        file = Path(f"/proc/{self.process.pid}/schedstat")
+        before = core_wait.seconds(file)
         try:
             self.process.stdin.write(json.dumps(asked) + "\n")
             self.process.stdin.flush()
         except BrokenPipeError:
             raise self._ended() from None
         figures = self._read("figures")
+        share = core_wait.waited_share(before, core_wait.seconds(file))
         self._read("ready", last=True)
-        return figures
+        return figures if share is None else figures | {"core_wait": share}
 
     def close(self, patience_s: float = 0.0) -> None:
         """Closes the side's input, so that it ends; kills the process if that takes longer than `patience_s`."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rookexp.benchmark.roofline import Machine, block_weights, decode_floor_s, step_flop
 from rookexp.benchmark.sides import Figures, Side
 from rookexp.benchmark.turns import PHASES
+from rookexp.core_wait import BUSY
 from rookexp.models.gpt2 import GPT2Config
 
 MB = 1e6
@@ -101,6 +102,20 @@ def product_lines(pairs: Sequence[tuple[Side, Sequence[Figures]]], alone: Sequen
             line += f"; at most {median(figures, 'seconds') / seconds:.1f}x as fast as {side.label} with them"
         lines.append(line)
     return lines
+
+
+def busy_line(waits: Sequence[float]) -> str | None:
+    """A line for figures that other work made slow, given the share of its time that each side waited for a core.
+
+    None for a quiet machine: no share above core_wait.BUSY.
+    """
+    share = max(waits, default=0.0)
+    if share <= BUSY:
+        return None
+    return (
+        f"**The machine was busy**: for {share:.0%} of the time in which it could compute, a side waited for a free "
+        "core. These figures say little; measure again when nothing else runs."
+    )
 
 
 def decode_table(
