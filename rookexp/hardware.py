@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import gc
 import math
 import os
 import platform
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -19,6 +17,7 @@ import torch
 from annotated_types import Ge, Le
 
 from rookexp import kernel_check
+from rookexp.allocator import keep_few_primitives, keep_freed_memory, release_freed_memory
 from rookexp.compiling import compile_fusible
 from rookexp.errors import ConfigError
 from rookexp.models.gpt2 import GPT2
@@ -27,9 +26,6 @@ from rookexp.models.replays import CudaGraphs, Replays
 PROBE_SIZE = (64, 768, 768)  # M, K, N of the timed product: a few rows through a projection of GPT-2
 PROBE_REPEATS = 10
 PROBE_GAIN = 1.2  # bf16 must be this much faster to be worth its rounding
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # <malloc.h> of glibc
-KEPT_BYTES = (1 << 30, 1 << 25)  # 32 MiB is the most that an older glibc takes
-NEVER = -1  # for M_TRIM_THRESHOLD: however much is free
 GIB = 1 << 30
 SIZES, GPU_SIZES = (24, 1024), (64, 8192)  # default micro-batch (rows) and head chunk (tokens)
 CLEAR_REFS = Path("/proc/self/clear_refs")  # Linux: writing 5 resets the peak to what is resident
@@ -72,8 +68,10 @@ class Hardware:
         if threads is not None:
             torch.set_num_threads(threads)
         self.device = torch.device(find_device(device))
-        if keep_freed and self.device.type == "cpu":
-            keep_freed_memory()
+        if self.device.type == "cpu":
+            keep_few_primitives()
+            if keep_freed:
+                keep_freed_memory()
         if self.device.type == "cuda":
             # cuDNN's attention makes a plan for every new shape, milliseconds each, and ragged batches have many.
             torch.backends.cuda.enable_cudnn_sdp(False)
@@ -259,27 +257,6 @@ def cpu_bf16_speedup() -> float:
             if turn:  # the first warms up
                 best[dtype] = min(best[dtype], time.perf_counter() - began)
     return best[torch.float32] / max(best[torch.bfloat16], 1e-9)
-
-
-def keep_freed_memory() -> bool:
-    """Makes glibc keep large freed blocks of this process for the next tensors; False without glibc on Linux."""
-    # By default a block above 32 MiB goes back to the system when it is freed, and so does the end of the heap, and the
-    # next step pays for every page anew: at 124 M parameters more than half of the head's time.
-    if sys.platform != "linux":
-        return False
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):  # another C library
-        return False
-    return any(mallopt(M_MMAP_THRESHOLD, size) == 1 for size in KEPT_BYTES) and mallopt(M_TRIM_THRESHOLD, NEVER) == 1
-
-
-def release_freed_memory() -> bool:
-    """Makes glibc return all freed blocks of this process to the system; False if there were none, or no glibc."""
-    try:
-        return bool(ctypes.CDLL(None).malloc_trim(0))
-    except (OSError, AttributeError):  # another C library
-        return False
 
 
 def device_name(device: torch.device) -> str:

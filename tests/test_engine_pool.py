@@ -103,6 +103,18 @@ def test_a_lost_engine_is_replaced_and_asked_again(moody: Moody, make: Make, moo
         os.kill(pids[0], 0)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell script")
+def test_a_hung_engine_that_a_script_started_is_killed_with_it(moody: Moody, make: Make, tmp_path: Path) -> None:
+    script = tmp_path / "engine.sh"
+    script.write_text(f"#!/bin/sh\n{moody.path}\nexit $?\n", encoding="utf-8")
+    script.chmod(0o755)
+    pool = make(str(script), timeout_s=2.0)
+    moody.moods("fine hang fine hang hang")
+    assert pool.analyse([question(clock) for clock in (1, 2)]) == [lines(clock) for clock in (1, 2)]
+    with pytest.raises(EngineError, match="no answer in 2.0 s"):
+        pool.analyse([question(3)])
+
+
 def test_an_engine_killed_between_and_during_searches_is_replaced(moody: Moody, make: Make) -> None:
     pool = make(moody.path)
     pool.analyse([question(1)])

@@ -17,7 +17,7 @@ FLOORS = {
     **dict.fromkeys(
         ["ops", "returns", "schedule", "chess_text", "config.check", "config.hints", "verdict", "statistics"], 1
     ),
-    **dict.fromkeys(["draw", "lookup", "shares", "core_wait", "files"], 1),
+    **dict.fromkeys(["draw", "lookup", "shares", "core_wait", "files", "allocator"], 1),
     **dict.fromkeys(["losses", "aggregation", "kl", "coefficients", "baselines", "reference"], 2),
     **dict.fromkeys(["generate", "tokenizers", "optim", "models", "tasks", "rewards"], 2),
     **dict.fromkeys(["objectives", "evaluation"], 3),

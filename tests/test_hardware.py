@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import os
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ import pytest
 import tiny
 import torch
 
-from rookexp import build, hardware, kernel_check, tokenizers
+from rookexp import allocator, build, hardware, kernel_check, tokenizers
 from rookexp.config import check, composing
 from rookexp.errors import ConfigError
 from rookexp.hardware import Hardware
@@ -209,16 +210,40 @@ def test_a_gpu_computes_fp32_in_fp32_and_plans_no_attention_anew(monkeypatch: py
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc")
 def test_freed_memory_is_kept_where_glibc_can_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     if platform.libc_ver()[0] == "glibc":
-        assert hardware.keep_freed_memory()
+        assert allocator.keep_freed_memory()
     asked: list[tuple[int, int]] = []
     old = SimpleNamespace(mallopt=lambda name, size: asked.append((name, size)) or int(size <= 1 << 25))
     monkeypatch.setattr(ctypes, "CDLL", lambda name: old)
-    assert hardware.keep_freed_memory()
+    assert allocator.keep_freed_memory()
     assert asked == [(-3, 1 << 30), (-3, 1 << 25), (-1, -1)], "an older glibc has a limit"
     monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace())
-    assert not hardware.keep_freed_memory()
+    assert not allocator.keep_freed_memory()
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert not hardware.keep_freed_memory()
+    assert not allocator.keep_freed_memory()
+
+
+MANY_SHAPES = """
+import torch
+from rookexp.allocator import keep_few_primitives
+from rookexp.hardware import kib
+
+keep_few_primitives()
+weight = torch.ones(256, 256, dtype=torch.bfloat16)
+grown = []
+for first in (100, 200, 300, 400):
+    for rows in range(first, first + 100):
+        torch.nn.functional.linear(torch.ones(rows, 256, dtype=torch.bfloat16), weight)
+    grown.append(kib("/proc/self/status", "VmRSS") >> 20)
+print(grown[-1] - grown[0])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not hardware.cpu_has_bf16(), reason="oneDNN's products, /proc")
+def test_products_of_ever_new_shapes_take_no_more_memory(root: Path) -> None:
+    for given, grows in (({}, False), (dict.fromkeys(allocator.PRIMITIVE_CACHES, "1024"), True)):
+        env = {name: value for name, value in os.environ.items() if name not in allocator.PRIMITIVE_CACHES}
+        done = subprocess.run([sys.executable, "-c", MANY_SHAPES], cwd=root, env=env | given, capture_output=True)
+        assert (int(done.stdout) > 100) == grows, "MiB; what is set already stands"
 
 
 def test_only_a_cpu_run_that_may_changes_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:

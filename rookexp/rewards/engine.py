@@ -9,6 +9,7 @@ import hashlib
 import logging
 import os
 import shutil
+import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -119,6 +120,7 @@ class Stockfish:
 
     def close(self) -> None:
         """Kills the process, which has nothing to save, and waits until it is gone."""
+        self._end()
         self._engine.close()
         with contextlib.suppress(*FAILURES):
             self._engine.returncode.result(GONE_S)
@@ -151,8 +153,19 @@ class Stockfish:
     def _kill(self, hung: threading.Event) -> None:
         """Kills a search that takes too long: python-chess bounds only time-limited ones, and cancels those badly."""
         hung.set()
-        with contextlib.suppress(RuntimeError):  # the loop ended with the process, just now
-            self._engine.protocol.loop.call_soon_threadsafe(self._engine.transport.kill)
+        self._end()
+
+    def _end(self) -> None:
+        """Kills the process and those that it started, as a script that runs an engine does: they hold its pipes."""
+        transport = self._engine.transport
+        if transport.get_returncode() is not None:  # its number may be another's by now
+            return
+        if hasattr(os, "killpg"):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(transport.get_pid(), signal.SIGKILL)
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop ended with the process, just now
+                self._engine.protocol.loop.call_soon_threadsafe(transport.kill)
 
     def _failure(self, what: str, error: Exception, remedy: str = "") -> EngineError:
         reason = f"no answer in {self.timeout_s} s" if isinstance(error, TIMEOUTS) else f"{error}"
