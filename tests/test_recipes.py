@@ -89,6 +89,26 @@ def test_an_option_at_a_path_of_the_recipes_own_stands_as_its_file_has_it() -> N
     )
 
 
+@pytest.mark.parametrize(
+    ("recipe", "outer", "inner"),
+    [
+        ("black_repair", "reward=rookworld", "reward@reward.rewards.P=engine"),
+        ("a_openings", "reward=rookworld", "reward@reward.rewards.A=a_levenshtein"),
+        ("full", "reward=rookworld", "reward@reward.rewards.P=engine"),
+        ("overfit", "reward=clipped", "reward@reward.reward=a_schema"),
+    ],
+)
+def test_an_option_inside_another_typed_one_stands_as_without_the_recipe(recipe: str, outer: str, inner: str) -> None:
+    for words in ([outer, inner], [inner, outer]):
+        assert composed(f"experiment={recipe}", *words)["reward"] == composed(outer, inner)["reward"]
+
+
+def test_the_engine_that_the_full_recipe_names_takes_the_place_of_its_judge_alone() -> None:
+    found = composed("experiment=full", "+reward@reward.rewards.P=engine")["reward"]["rewards"]
+    assert found["P"] == composed("reward=engine")["reward"]
+    assert found["A"] == composed("experiment=full")["reward"]["rewards"]["A"]
+
+
 def test_several_groups_and_a_preset_over_them() -> None:
     config = composed("experiment=ppo", "grpo=default", "baseline=group_mean", "kl=none", "debug=fast")
     alone = composed("grpo=default", "baseline=group_mean", "kl=none", "debug=fast")
