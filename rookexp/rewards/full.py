@@ -59,10 +59,10 @@ class AdditivePolicy(PJudged):
 class GraduatedPolicy(PJudged):
     """0.2 for each rung below the first that is missed, -0.1 for none: -0.1, 0.2, 0.4, 0.6, 0.8 or 1.0.
 
-    The rungs: a move after `M:` or `B:`; moves and evaluations; two to six of each, fewer where fewer lines are annotated;
-    content above 0.3; content above 0.7. Content is the mean of the share of listed moves that are lines, a repeated
-    one counted once, of whether B is as good as the first line, and of the share of listed lines whose evaluation is
-    within a pawn. Every Prompt's answer is an Annotation.
+    The rungs: a move after `M:` or `B:`; moves and evaluations; two to six of each, fewer where fewer lines are
+    annotated; content above 0.3; content above 0.7. Content is the mean of the share of listed moves that are lines, a
+    repeated one counted once, of whether B is as good as the first line, and of the share of listed lines whose
+    evaluation is within a pawn. Every Prompt's answer is an Annotation.
     Source: RLVR full's graduated reward. Repaired: evaluations are matched by move, not by place; all listed moves
     count and not the first five; the best move is the best one for Black too.
     """
