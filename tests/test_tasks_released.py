@@ -245,14 +245,17 @@ def test_a_quota_that_the_rows_cannot_fill_is_said() -> None:
 
 
 def test_a_history_is_no_longer_than_the_game_that_the_counters_tell() -> None:
-    """The position after 1. e4 is one half-move old, whatever is said before it."""
-    right = chess_text.build_a(
-        PUSHED, "a7a5", ["e2e4", "a7a5"], chess_text.transition(PUSHED, "a7a5", legality="legacy")
-    )
-    assert row_of(right)[1] == "a7a5"
-    assert row_of(right.replace("+e2e4 a7a5+", "+a7a5+"))[1] == "a7a5", "a history may be shorter"
-    with pytest.raises(ValueError, match=r"^history has 2 half-moves before 'a7a5', but the fen's counters allow 1$"):
-        row_of(right.replace("+e2e4 a7a5+", "+h7h6 e2e4 a7a5+"))
+    """The position after 1. e4 a5 is two half-moves old, whatever is said before it."""
+    state = chess_text.transition(PUSHED, "a7a5", legality="legacy").new_fen
+    moves = ["e2e4", "a7a5", "d2d4"]
+    right = chess_text.build_a(state, "d2d4", moves, chess_text.transition(state, "d2d4", legality="legacy"))
+    assert row_of(right)[1] == "d2d4"
+    assert row_of(right.replace("+e2e4 a7a5 d2d4+", "+d2d4+"))[1] == "d2d4", "a history may be shorter"
+    longer = right.replace("+e2e4 a7a5 d2d4+", "+h7h6 e2e4 a7a5 d2d4+")
+    with pytest.raises(ValueError, match=r"^history has 3 half-moves before 'd2d4', but the fen's counters allow 2$"):
+        row_of(longer)
+    unknown = longer.replace("w KQkq - 0 2+", "w KQkq - 0 1+").replace("b KQkq - 0 2+", "b KQkq - 0 1+")
+    assert row_of(unknown)[1] == "d2d4", "counters that nobody kept"
     first = f"{START}+e2e4+a7a5 b2b4 h8h1 e2e4+{PUSHED}+0.001+0+0"
     with pytest.raises(ValueError, match="history has 3 half-moves before 'e2e4', but the fen's counters allow 0"):
         row_of(first)

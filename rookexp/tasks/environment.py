@@ -232,7 +232,8 @@ def question_of(document: str, legality: Legality) -> EnvironmentPrompt:
     if not all(MOVE.fullmatch(move) or move == "0000" for move in asked.history[:-1]):
         raise ValueError(f"history has a word that is no move: {' '.join(asked.history)!r}")
     before, plies = len(asked.history) - 1, board.ply()
-    if before > plies:  # a move that fails would not be counted by the FEN, but it ends a game
+    counted = plies > 1 or board.board_fen() == chess.STARTING_BOARD_FEN  # else `0 1` may stand for unknown counters
+    if counted and before > plies:  # a move that fails would not be counted by the FEN, but it ends a game
         raise ValueError(f"history has {before} half-moves before {asked.move!r}, but the fen's counters allow {plies}")
     prompt = prompt_of(text)
     if prompt != a_prompt(asked.fen, asked.move, asked.history):
