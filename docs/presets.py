@@ -74,11 +74,13 @@ def page() -> str:
 
 
 def claim(name: str) -> str:
-    """A recipe's name and claim as a list item."""
+    """A recipe's name and claim as a list item, and what to expect of it where that was measured."""
     text = (EXPERIMENTS / f"{name}.yaml").read_text(encoding="utf-8")
     match = re.search(r"^# Claim: (.*?)(?: Command:.*)?$", text, re.MULTILINE)
     assert match, f"{name}.yaml: no line '# Claim: ...'"
     item = f"- [`{name}`](../conf/experiment/{name}.yaml): {match[1]}"
+    if expected := re.search(r"^# (Expect .*)$", text, re.MULTILINE):
+        item += f" {expected[1]}"
     return textwrap.fill(item, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 

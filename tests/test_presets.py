@@ -86,6 +86,14 @@ def test_a_recipe_begins_with_its_claim_its_source_and_its_command(name: str) ->
     assert composed(name)["task_name"] == name
 
 
+@pytest.mark.parametrize("name", [*presets.FAMILIES["The log"], *presets.TASKS])
+def test_a_recipe_of_the_projects_own_says_what_to_expect(name: str) -> None:
+    expected = text(name).splitlines()[4]
+    assert expected.startswith("# Expect offline")
+    assert expected.endswith("With the weights: never run.")
+    assert len(expected) <= 118
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_says_itself_all_that_defines_the_algorithm(name: str) -> None:
     """So that no change of a default changes it."""
