@@ -120,8 +120,11 @@ class Stockfish:
 
     def close(self) -> None:
         """Kills the process, which has nothing to save, and waits until it is gone."""
-        self._end()
+        runs = self._engine.transport.get_returncode() is None
         self._engine.close()
+        if runs:
+            with contextlib.suppress(RuntimeError):  # the loop ended with the process
+                self._engine.protocol.loop.call_soon_threadsafe(self._end)  # after asyncio has looked at the process
         with contextlib.suppress(*FAILURES):
             self._engine.returncode.result(GONE_S)
 
@@ -153,13 +156,12 @@ class Stockfish:
     def _kill(self, hung: threading.Event) -> None:
         """Kills a search that takes too long: python-chess bounds only time-limited ones, and cancels those badly."""
         hung.set()
-        self._end()
+        if self._engine.transport.get_returncode() is None:  # else its number may be another's by now
+            self._end()
 
     def _end(self) -> None:
         """Kills the process and those that it started, as a script that runs an engine does: they hold its pipes."""
         transport = self._engine.transport
-        if transport.get_returncode() is not None:  # its number may be another's by now
-            return
         if hasattr(os, "killpg"):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(transport.get_pid(), signal.SIGKILL)
