@@ -230,8 +230,8 @@ from rookexp.hardware import kib
 keep_few_primitives()
 weight = torch.ones(256, 256, dtype=torch.bfloat16)
 grown = []
-for first in (100, 200, 300, 400):
-    for rows in range(first, first + 100):
+for first in (200, 250, 300):
+    for rows in range(first, first + 50):
         torch.nn.functional.linear(torch.ones(rows, 256, dtype=torch.bfloat16), weight)
     grown.append(kib("/proc/self/status", "VmRSS") >> 20)
 print(grown[-1] - grown[0])
@@ -243,7 +243,7 @@ def test_products_of_ever_new_shapes_take_no_more_memory(root: Path) -> None:
     for given, grows in (({}, False), (dict.fromkeys(allocator.PRIMITIVE_CACHES, "1024"), True)):
         env = {name: value for name, value in os.environ.items() if name not in allocator.PRIMITIVE_CACHES}
         done = subprocess.run([sys.executable, "-c", MANY_SHAPES], cwd=root, env=env | given, capture_output=True)
-        assert (int(done.stdout) > 100) == grows, "MiB; what is set already stands"
+        assert (int(done.stdout) > 25) == grows, "MiB; what is set already stands"
 
 
 def test_only_a_cpu_run_that_may_changes_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
