@@ -9,6 +9,7 @@ import logging
 import os
 import resource
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -136,7 +137,20 @@ MISTAKES = {
     "kl": "kl: allowed: key=value or group=option",
     "--multirn": "--multirn: no such flag; allowed: key=value, group=option, ",
     "--config-dir nowhere": "--config-dir nowhere: no such folder; allowed: one that is laid out like conf/",
-    "--config-name=nothing": "Cannot find primary config 'nothing'",
+    "--config-name=confg": "--config-name confg: no such file; allowed: bench, config, data, evaluate, export, "
+    "pretrain, uci; did you mean config?",
+    "--config-path nowhere": "--config-path nowhere: no such folder; allowed: one in place of conf/",
+    "--experiment=overfit": ", --version; did you mean experiment=overfit?",
+    "hydra.mode=MULTIRUN seed=0,1": "hydra.mode=MULTIRUN: type the flag -m in its place",
+    "+hydra.job.env_set={A:1,'WANDB_API_KEY':x}": "+hydra.job.env_set=***: others can read what is typed",
+    "-m hydra.sweeper.n_trials=3 seed=0,1": "sweep.n_trials=3: which sweep? add a recipe",
+    "-m hydra.launcher.n_jobs=2 seed=0,1": "n_jobs=2: hydra/launcher=basic has no keys; choose another option of ",
+    "-m kl=glob(*x)": "kl=glob(*x): no option matches; allowed: adaptive, anneal, ",
+    "-m seed=range(3,3)": "seed=range(3,3): no value; allowed: at least one",
+    "sampler.seed=1": "; did you mean sweep.sampler.seed?",
+    "grpo.lr=1": "; did you mean optim.lr?",
+    "optim.betas=(0.9,0.99)": "; a list is written optim.betas=[0.9,0.99]",
+    "optim.betas='[0.9,0.99]'": "; this is text; a list has no quotes around its brackets",
 }
 
 
@@ -454,6 +468,14 @@ def test_a_file_of_ones_own_that_would_never_be_read_is_refused(
         assert said == f"error: {path}: never read, for {option} is one of rookexp's; give it another name\n"
         path.rename(path.with_stem("own"))
         assert len(enter(*where).calls) == 1
+
+
+def test_a_folder_in_place_of_conf_is_one_of_the_working_folder(enter: Any, tmp_path: Path) -> None:
+    own = tmp_path / "mine"
+    shutil.copytree(composing.conf_dir(), own)
+    file = own / "kl" / "warmup.yaml"
+    file.write_text(file.read_text(encoding="utf-8").replace("coef: 0.005", "coef: 0.25"), encoding="utf-8")
+    assert enter("-cp", "mine").calls[0][0]["kl"]["coef"] == 0.25
 
 
 def test_a_typo_among_options_of_ones_own_names_them(

@@ -226,7 +226,7 @@ REFUSED = {
     "optim.lr=0.1,0.2 steps=4": "holds another sweep: steps was 3, now 4; type another name",
     "optim.lr=0.1,0.2 kl.coef=0.5": "kl.coef was 0.005, now 0.5",
     "optim.lr=0.1,0.2 sweep.seeds=2": "seeds was [0], now [0, 1]",
-    "optim.lr=0.1,0.2 sweep.objective=reward": "objectives was ",
+    "optim.lr=0.1,0.2 sweep.objective=reward": "objectives was gain (maximize), now reward (maximize); type another",
     "optim.lr=0.1,0.2 sweep.constraints=['kl<=1']": "constraints was [], now ['kl<=1']",
     "kl.coef=0.1,0.2": "the parameters were optim.lr, now kl.coef",
 }
@@ -824,6 +824,10 @@ MISTAKES = {
     f"{LR} sweep.objective=gian": "sweep.objective=gian: no figure or metric of that name; did you mean gain?",
     f"{LR} sweep.objective=[gain,entropi]": "sweep.objective=entropi: no figure or metric of that name; did you mean ",
     f"{LR} sweep.constraints=['gradnorm<=1']": "sweep.constraints=gradnorm: no figure or metric of that name; did you ",
+    f"{LR} sweep.constraints=[kl<=1,gain>=0]": "in quotes of its own: \"sweep.constraints=['kl<=1','gain>=0']\"",
+    f"{LR} sweep.constraints='kl<=1'": "sweep.constraints=kl<=1: allowed: a list, each text; type "
+    "\"sweep.constraints=['kl<=1']\"",
+    f"{LR} sweep.storage=sqlite:///${{oc.env:NONE}}.db": "sweep.storage=sqlite:///${oc.env:NONE}.db: KeyError raised",
     f"{LR} sampler=tpe,random": "sampler=tpe,random: is about the sweep itself and has one value",
     f"{LR} sweep=grid,tpe_pruned": "sweep=grid,tpe_pruned: is about the sweep itself and has one value",
     f"{LR} sweep.seeds=1,2": "sweep.seeds=1,2: is about the sweep itself and has one value; a list is written sweep.",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import re
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
@@ -29,6 +30,7 @@ from rookexp.config.hints import (
 )
 from rookexp.errors import ConfigError
 
+PLAIN = re.compile(r"[\w./-]+", re.ASCII)  # needs no quotes in Hydra's grammar, nor in a shell
 META_KEYS = ("_target_", "_partial_")
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -88,14 +90,7 @@ def check_call(
         hint = hints.get(key, Any)
         if key in hints and not fits(value, hint):
             name, value, hint = misfit(join(path, key), value, hint)
-            near = nearest(value, literal_words(hint)) if isinstance(value, str) else ""
-            if isinstance(value, str) and (meant := [number for number in numbers(value) if fits(number, hint)]):
-                near = f"; this is text, the number is typed {name}={meant[0]}"
-            if value and not isinstance(value, (list, Mapping)) and fits([value], hint):
-                near = f"; type {name}=[{value}]"
-            if isinstance(value, (bool, int, float)) and fits(spell(value), hint):
-                near = f"; text that YAML reads as another type is quoted twice: \"{name}='TEXT'\""
-            raise refusal(name, value, f"allowed: {allowed(hint)}{near}")
+            raise refusal(name, value, f"allowed: {allowed(hint)}{instead(name, value, hint)}")
         if key not in hints and not open_ended:
             keys = [n for n in hints if n not in later]
             listed = (
@@ -108,6 +103,19 @@ def check_call(
             if inspect.isfunction(target) and hints[key] is Any:  # a reward, say, in place of what makes one
                 remedy = f"; {target.__name__} is called once, with the keys of its file: name a class; see docs/own.md"
             raise ConfigError(f"{join(path, key)}: missing; allowed: {allowed(hints[key])}{remedy}")
+
+
+def instead(name: str, value: Any, hint: Any) -> str:
+    """`; ` and what is typed in place of a value that does not fit its type; "" where nothing is near."""
+    if isinstance(value, (bool, int, float)) and fits(spell(value), hint):
+        return f"; text that YAML reads as another type is quoted twice: \"{name}='TEXT'\""
+    if isinstance(value, str) and value.startswith("[") and value.endswith("]"):
+        return "; this is text; a list has no quotes around its brackets"
+    if value and not isinstance(value, (list, Mapping)) and fits([value], hint):
+        return f"; type {name}=[{value}]" if PLAIN.fullmatch(str(value)) else f"; type \"{name}=['{value}']\""
+    if isinstance(value, str) and (meant := [number for number in numbers(value) if fits(number, hint)]):
+        return f"; this is text, the number is typed {name}={meant[0]}"
+    return nearest(value, literal_words(hint)) if isinstance(value, str) else ""
 
 
 def inherits_signature(target: Callable[..., Any]) -> bool:

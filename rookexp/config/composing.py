@@ -57,6 +57,18 @@ def main_dir(args: Namespace) -> Path:
     return Path(args.config_path).resolve() if args.config_path else conf_dir()
 
 
+def in_place(typed: str | None) -> list[str]:
+    """The flag for a folder in place of conf/, from the working folder: Hydra would begin at a module's.
+
+    Raises: ConfigError where there is no such folder.
+    """
+    if typed is None or "://" in typed:
+        return []
+    if not Path(typed).is_dir():
+        raise ConfigError(f"--config-path {typed}: no such folder; allowed: one in place of conf/, with all its groups")
+    return ["--config-path", str(Path(typed).resolve())]
+
+
 def searchpath(overrides: Sequence[str]) -> list[str]:
     """The typed search path as a list of one override; [] where none was typed."""
     found = places(overrides)

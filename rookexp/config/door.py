@@ -23,13 +23,14 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rookexp import stop
-from rookexp.config import environment, mistakes, recipes, resume
+from rookexp.config import composing, environment, mistakes, recipes, resume
 from rookexp.config.composing import HYDRA_VERSION, PACKAGE, conf_dir, configs, refuse_hidden, searchpath, version_base
 from rookexp.errors import ConfigError, DataError, EngineError, Reconfigured, RookexpError, RunStopped
 from rookexp.run_folder import labels
 from rookexp.run_folder.run_info import is_secret
 
 SWEEPER, SWEEP_KEY = "hydra.sweeper.", "sweep."  # prefix of a sweeper's key in the config, and as typed
+HYDRAS_OWN = (SWEEPER + "params", SWEEPER + "max_batch_size")  # keys that Hydra's own sweeper has, too
 SWEEPS = ("sweep=", "hydra/sweeper=")  # overrides that make -m one of our sweeps
 FULL_ERROR = "HYDRA_FULL_ERROR"  # Hydra's own variable: 1 shows tracebacks
 
@@ -218,16 +219,19 @@ def arrange(argv: list[str], config_name: str) -> list[str]:
     argv = [arg[1:] if arg.startswith(tuple(f"+{group}=" for group in recipes.PRESETS)) else arg for arg in argv]
     argv = recipes.without_null(argv)
     parser = get_args_parser()
+    parser.allow_abbrev = False  # else --experiment=NAME is taken for --experimental-rerun
     known, unknown = parser.parse_known_args(argv)
     for arg in unknown:
         if arg.startswith("-"):
             from rookexp.config import check
 
             flags = sorted(flag for flag in parser._option_string_actions if flag.startswith("--"))
-            hint = check.nearest(arg.split("=")[0], flags)
+            key, equals, _ = arg.partition("=")
+            hint = check.nearest(key, flags) if "config" in key or not equals else f"; did you mean {arg.lstrip('-')}?"
             raise ConfigError(f"{arg}: no such flag; allowed: key=value, group=option, {', '.join(flags)}{hint}")
     if known.config_dir is not None and not Path(known.config_dir).is_dir():  # Hydra would say so twice
         raise ConfigError(f"--config-dir {known.config_dir}: no such folder; allowed: one that is laid out like conf/")
+    argv = [*argv, *composing.in_place(known.config_path)]
     overrides = [*known.overrides, *unknown]
     for text in overrides:
         plainly = text.lstrip("+")
@@ -236,6 +240,8 @@ def arrange(argv: list[str], config_name: str) -> list[str]:
             raise ConfigError(f"{key}=***: others can read what is typed; put W&B's key into .env: WANDB_API_KEY=...")
         if plainly.startswith("hydra.job.chdir=") and text.partition("=")[2].lower() != "false":
             raise ConfigError(f"{text}: relative paths would lead elsewhere; a run writes into its own folder anyway")
+        if plainly.startswith("hydra.mode="):
+            raise ConfigError(f"{text}: type the flag -m in its place, for several runs, or nothing, for one")
         if plainly.startswith("task_name=") and set("/[{") & set(text):  # a folder and a file are named after it
             raise ConfigError(f"{text}: allowed: a name without / [ {{")
     flags = [arg for arg in argv if arg not in overrides]
@@ -245,6 +251,8 @@ def arrange(argv: list[str], config_name: str) -> list[str]:
     try:
         refuse_hidden(args)
         with configs(args) as extra:  # as Hydra will compose it
+            if known.multirun and (empty := mistakes.empty(args.overrides)):
+                raise ConfigError(empty)
             if known.multirun and (
                 any(text.startswith(SWEEPS) for text in overrides) or "sweep" in recipes.chosen_by(name, extra)
             ):
@@ -272,7 +280,11 @@ def sweeping(overrides: list[str], multirun: bool) -> list[str]:
     Raises: ConfigError for a sweep's option in a command that is not one of our sweeps, and for several values of one.
     """
     chosen = [text for text in overrides if text.startswith(SWEEPS)]
-    about = [text for text in overrides if text.startswith((SWEEP_KEY, "sampler=", "pruner="))]
+    about = [
+        text
+        for text in overrides
+        if text.startswith((SWEEP_KEY, SWEEPER, "sampler=", "pruner=")) and not text.startswith(HYDRAS_OWN)
+    ]
     for text in [*chosen, *about]:
         if not multirun:
             raise ConfigError(f"{text}: about a sweep, which begins with the flag -m")

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 from yaml import YAMLError
 
 from rookexp.config import recipes
@@ -38,6 +39,8 @@ def explain(error: Exception, argv: list[str], config_name: str) -> str:
             texts = list(single_values(args.overrides, loader))
             if not args.multirun and (several := next((text for text in texts if text not in args.overrides), None)):
                 return f"{several.split('=')[0]}: several values need the flag -m; a list is written key=[a,b]"
+            if said := no_such_file(args.config_name, loader):
+                return said
             for order in orders(texts, loader):
                 if said := refused(args.config_name or config_name, accepted, order, loader):
                     return said
@@ -45,7 +48,20 @@ def explain(error: Exception, argv: list[str], config_name: str) -> str:
         return f"{reason.override}: allowed: key=value or group=option{as_text(str(reason.override))}"
     except (HydraException, OmegaConfBaseException, YAMLError):
         pass  # the config is wrong without overrides, or only with all of them together
+    if isinstance(error, InterpolationResolutionError):  # of the sweeper's keys, and it does not say of which
+        leading = [text for text in args.overrides if "${" in text]
+        return f"{leading[0]}: {one_line(error)}" if len(leading) == 1 else one_line(error)
     return one_line(error)
+
+
+def no_such_file(name: str | None, loader: ConfigLoader) -> str | None:
+    """One line for a typed `--config-name` that is in none of the config folders; None for one that is, or none."""
+    from rookexp.config import check
+
+    names = [found for found in loader.get_group_options("", ObjectType.CONFIG) if not found.startswith("_")]
+    if name is None or name.removesuffix(".yaml") in names:
+        return None
+    return f"--config-name {name}: no such file; allowed: {', '.join(names)}{check.nearest(name, names)}"
 
 
 def refused(name: str, accepted: list[str], texts: Sequence[str], loader: ConfigLoader) -> str | None:
@@ -70,14 +86,30 @@ def orders(texts: list[str], loader: ConfigLoader) -> Iterator[list[str]]:
 
 
 def as_text(text: str) -> str:
-    """A hint how to quote an override that Hydra's grammar refuses; "" where quotes would not help."""
+    """A hint how to type an override that Hydra's grammar refuses; "" where quotes or brackets would not help."""
     key, equals, value = text.partition("=")
-    plain = f"{key}={quoted(value)}"
+    if value.startswith("(") and value.endswith(")") and is_typed(listed := f"{key}=[{value[1:-1]}]"):
+        return f"; a list is written {listed}"
+    plain = f"{key}={in_grammar(value)}"
+    return (
+        f'; a value with such characters stands in quotes of its own: "{plain}"' if equals and is_typed(plain) else ""
+    )
+
+
+def in_grammar(value: str) -> str:
+    """A value in quotes where Hydra's grammar asks for them, which in a list is around its items."""
+    if value.startswith("[") and value.endswith("]"):
+        return f"[{','.join(map(in_grammar, value[1:-1].split(',')))}]"
+    return value if is_typed(f"key={value}") else quoted(value)
+
+
+def is_typed(text: str) -> bool:
+    """Whether Hydra's grammar takes an override."""
     try:
-        OverridesParser.create().parse_override(plain)
+        OverridesParser.create().parse_override(text)
     except HydraException:
-        return ""
-    return f'; a value with such characters stands in quotes of its own: "{plain}"' if equals else ""
+        return False
+    return True
 
 
 def single_values(overrides: list[str], loader: ConfigLoader) -> Iterator[str]:
@@ -91,6 +123,20 @@ def single_values(overrides: list[str], loader: ConfigLoader) -> Iterator[str]:
             yield f"{override.get_key_element()}={interval.start}"
         else:
             yield override.input_line or ""
+
+
+def empty(overrides: Sequence[str]) -> str | None:
+    """One line for the first sweep without a value, such as a glob that no option matches; None where each has some.
+
+    Needs an initialized Hydra, which would run nothing for it, and not say so.
+    """
+    loader = GlobalHydra.instance().config_loader()
+    for override in OverridesParser.create(config_loader=loader).parse_overrides(list(overrides)):
+        if override.is_sweep_override() and override.is_discrete_sweep() and not [*override.sweep_iterator()]:
+            options = loader.get_group_options(override.key_or_group)
+            why = f"no option matches; allowed: {', '.join(options)}" if options else "no value; allowed: at least one"
+            return f"{override.input_line}: {why}"
+    return None
 
 
 def explain_override(text: str, config: DictConfig, loader: ConfigLoader) -> str | None:
@@ -125,13 +171,14 @@ def explain_override(text: str, config: DictConfig, loader: ConfigLoader) -> str
             if not done:  # a group without a choice, such as experiment, leaves no key
                 names = sorted({*names, *(str(g) for g in config.hydra.runtime.choices if "/" not in g)} - {"hydra"})
             where = f"in {'.'.join(done)}" if done else "at the top"
-            hint = same_name(part, config) if not done else ""
+            hint = f"; did you mean sweep.{key}?" if part in ("sampler", "pruner") and "." in key else ""
+            hint = hint or (same_name(part, config) if not done else "")
             hint = hint or check.nearest(part, names, "".join(f"{name}." for name in done))
-            hint = hint or of_others(done, part, config)
+            hint = hint or of_others(done, part, config) or same_name(part, config)
             if done and not names:  # such as kl=none
                 place = ".".join(done)
                 for group, option in config.hydra.runtime.choices.items():
-                    if group.rpartition("@")[2] == place:
+                    if group.rpartition("@")[2].replace("/", ".") == place:
                         return f"{text}: {group}={option} has no keys; choose another option of {group}"
                 return f"{text}: {place} has no keys"
             return f"{text}: no such key; allowed {where}: {', '.join(names) or 'none'}{hint}"

@@ -23,6 +23,7 @@ PACKAGES = (
     "chess", "wandb",
 )  # fmt: skip
 SECRET = re.compile(r"(^|[._-])(api_?key|token|password|passwd|secret)$", re.IGNORECASE)
+IN_MAPPING = re.compile(r"[{,]\s*['\"]?([^{}:,'\"]*)['\"]?\s*:")  # keys of a typed mapping, as in key={a:1,b:2}
 HIDDEN = "***"
 # Files in a run's folder; SWEEP is in a sweep's folder.
 CONFIG, INFO, TRIAL, SWEEP = "config.yaml", "run.json", "trial.json", "sweep.json"
@@ -65,6 +66,7 @@ class Whereabouts(NamedTuple):
     searchpath: list[str]  # overrides
     cwd: str | None  # None: not noted
     groups: frozenset[str]
+    config_path: str | None  # None: rookexp's own conf/
 
 
 def whereabouts(folder: Path) -> Whereabouts:
@@ -77,7 +79,15 @@ def whereabouts(folder: Path) -> Whereabouts:
     paths = {source["provider"]: source["path"] for source in runtime["config_sources"]}
     searched = [text for text in about.get("overrides", {}).get("hydra", ()) if text.startswith(SEARCHPATH)]
     groups = frozenset(runtime.get("choices") or ())
-    return Whereabouts(about["job"]["config_name"], paths.get("command-line"), searched, runtime.get("cwd"), groups)
+    name, added, began = about["job"]["config_name"], paths.get("command-line"), runtime.get("cwd")
+    return Whereabouts(name, added, searched, began, groups, own_conf(paths.get("main")))
+
+
+def own_conf(main: str | None) -> str | None:
+    """The folder that stood in place of conf/; None for a conf/ of rookexp's, here or in another checkout."""
+    folder = Path(main or "conf")
+    ours = folder.name == "conf" and (folder.parent.name == "rookexp" or (folder.parent / "rookexp").is_dir())
+    return None if ours or not folder.is_dir() else main
 
 
 def record(config: Mapping[str, Any], argv: Sequence[str]) -> dict[str, Any]:
@@ -110,9 +120,9 @@ def redacted(value: Any) -> Any:
 
 
 def is_secret(argument: str) -> bool:
-    """Whether a command-line word `key=value` gives a value to a secret-sounding key."""
-    key, equals, _ = argument.partition("=")
-    return bool(equals) and SECRET.search(key) is not None
+    """Whether a command-line word `key=value`, or `key={inner:value}`, gives a value to a secret-sounding key."""
+    key, equals, value = argument.partition("=")
+    return bool(equals) and any(SECRET.search(name.strip()) for name in (key, *IN_MAPPING.findall(value)))
 
 
 def git_state() -> dict[str, Any] | None:

@@ -78,7 +78,7 @@ def refuse_other(plan: Plan, before: Mapping[str, Any], *, aims: bool) -> None:
     """
     now = plan.note("")
     differs = [
-        f"{key} was {before[key]}, now {now[key]}"
+        f"{key} was {told(before[key])}, now {told(now[key])}"
         for key in ("seeds", *(("objectives", "constraints") if aims else ()))
         if before.get(key, now[key]) != now[key]
     ]
@@ -93,6 +93,13 @@ def refuse_other(plan: Plan, before: Mapping[str, Any], *, aims: bool) -> None:
                 differs.append(f"{key} was {old.get(key, 'absent')}, now {new.get(key, 'absent')}")
     if differs:
         raise ConfigError(f"{plan.folder} holds another sweep: {'; '.join(differs)}; {ANOTHER_NAME}")
+
+
+def told(values: Sequence[Any]) -> str:
+    """Seeds or constraints as they are typed; objectives as `gain (maximize), kl (minimize)`."""
+    if values and isinstance(values[0], Mapping):
+        return ", ".join(f"{value['name']} ({value['direction']})" for value in values)
+    return str(values)
 
 
 def refuse_foreign(folder: Path, point: Point, seed: int) -> None:
