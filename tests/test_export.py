@@ -193,7 +193,11 @@ def test_the_card_says_where_the_options_of_a_run_are(run: Path) -> None:
     ) in told()
     about["overrides"]["hydra"] = ["hydra.searchpath=file:///home/somebody/more"]
     assert " hydra.searchpath=file://.../more seed=3" in told()
-    about |= {"job": {"config_name": "config"}, "runtime": {"config_sources": []}, "overrides": {"hydra": []}}
+    (run / "whole").mkdir()
+    sources = [{"provider": "main", "path": str(run / "whole")}]
+    about |= {"job": {"config_name": "config"}, "runtime": {"config_sources": sources}, "overrides": {"hydra": []}}
+    assert "rookexp.train --config-path .../whole seed=3" in told()
+    sources[0]["path"] = "/elsewhere/rookexp/conf"
     assert "`python -m rookexp.train seed=3 optim.lr=2e-4 model.path=.../base`" in told()
 
 

@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from tiny import policy
 
 from rookexp import pretrain, session, train, verdict
-from rookexp.config import door, resume
+from rookexp.config import composing, door, resume
 from rookexp.errors import ConfigError, NotSaved, TrainingDiverged
 from rookexp.run_folder import resume_checks, run_info
 from rookexp.stop import Stop
@@ -126,6 +126,17 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(shell: Shell, root: Path, tm
         ["straight", "killed"],
         ["killed", "straight"],
     )
+
+
+def test_a_run_goes_on_with_the_folder_that_stood_in_place_of_conf(shell: Shell, tmp_path: Path) -> None:
+    own = tmp_path / "mine"
+    shutil.copytree(composing.conf_dir(), own)
+    file = own / "kl" / "fixed.yaml"
+    file.write_text(file.read_text(encoding="utf-8").replace("coef: 0.005", "coef: 0.25"), encoding="utf-8")
+    words = f"debug=fast {TINY} hardware.threads=1 steps=2 kl=fixed hydra.run.dir=run"
+    assert shell(f"--config-path mine {words}") == 0
+    assert shell("resume=run steps=3") == 0
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text(encoding="utf-8"))["kl"]["coef"] == 0.25
 
 
 def test_an_interpolation_is_of_the_start_and_the_end_whether_resumed_or_not(shell: Shell, tmp_path: Path) -> None:
@@ -431,8 +442,12 @@ def test_one_broken_weight_is_found_by_its_tensors_name(value: float) -> None:
 def test_a_checkpoints_folder_is_no_runs(shell: Shell, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert shell(TRAIN, "steps=1", "hydra.run.dir=run") == 0
     (found,) = (tmp_path / "run" / "checkpoints").iterdir()
-    assert shell(f"resume=run/checkpoints/{found.name} steps=2") == 2
-    assert "/run, the run's folder" in capfd.readouterr().err
+    for inside in ("checkpoints", f"checkpoints/{found.name}"):
+        assert shell(f"resume=run/{inside} steps=2") == 2
+        said = capfd.readouterr().err.splitlines()[-1]
+        assert said == (
+            f"error: resume=run/{inside}: in a run's folder, and not that itself; type resume={tmp_path}/run"
+        )
     assert shell("resume=run steps=2") == 0
 
 

@@ -19,7 +19,7 @@ from rookexp.run_folder.run_info import HYDRA, OVERRIDES, SAVED, Whereabouts, wh
 
 KEY, PLACE = "resume", "hydra.run.dir"
 DOORS = {"config": "train", "pretrain": "pretrain"}  # config names whose runs can be continued
-SHORT = {"--config-dir": "-cd", "--config-name": "-cn"}
+SHORT = {"--config-path": "-cp", "--config-dir": "-cd", "--config-name": "-cn"}
 ALLOWED = "allowed: a run folder with a checkpoint, or null"
 
 
@@ -82,14 +82,13 @@ def read_saved(folder: Path, value: str) -> Saved:
     try:
         overrides = yaml.safe_load((folder / OVERRIDES).read_text(encoding="utf-8"))
         place = whereabouts(folder)
-        found = {"--config-dir": place.config_dir, "--config-name": place.config_name}
+        values = (place.config_path, place.config_dir, place.config_name)
+        found = dict(zip(SHORT, values, strict=True))
         flags = {flag: text for flag, text in found.items() if text}
         return Saved([*overrides, *place.searchpath], flags, place)
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
-        if folder.parent.name == "checkpoints" and (folder.parents[1] / OVERRIDES).is_file():
-            raise ConfigError(
-                f"{KEY}={value}: a checkpoint; type {KEY}={folder.parents[1]}, the run's folder"
-            ) from error
+        if run := next((one for one in folder.parents[:2] if (one / OVERRIDES).is_file()), None):
+            raise ConfigError(f"{KEY}={value}: in a run's folder, and not that itself; type {KEY}={run}") from error
         raise check.refusal(KEY, value, f"not a run's folder, for {SAVED} in it cannot be read; {ALLOWED}") from error
 
 

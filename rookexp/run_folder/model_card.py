@@ -147,12 +147,13 @@ def training(origin: Origin) -> Iterator[str]:
 def flags(folder: Path, door: str) -> Iterator[str]:
     """Yields the typed flags and search path that say where the run's options are; they go before its overrides."""
     try:
-        name, config_dir, searchpath, *_ = run_info.whereabouts(folder)
+        found = run_info.whereabouts(folder)
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
         return  # it was not recorded
-    yield from () if config_dir is None else ("--config-dir", config_dir)
-    yield from () if name == {"train": "config"}.get(door, door) else ("--config-name", name)
-    yield from searchpath
+    yield from () if found.config_path is None else ("--config-path", found.config_path)
+    yield from () if found.config_dir is None else ("--config-dir", found.config_dir)
+    yield from () if found.config_name == {"train": "config"}.get(door, door) else ("--config-name", found.config_name)
+    yield from found.searchpath
 
 
 def command(door: str, typed: Sequence[str]) -> str:
