@@ -73,6 +73,19 @@ def feed(tracker: track.Tracker, start: int, stop: int) -> None:
         tracker.log(step, {"eval/reward": float(step)})
 
 
+@pytest.mark.parametrize("mode", ["auto", "offline"])
+def test_auto_in_the_environment_is_no_word_of_wandbs(
+    mode: str, tmp_path: Path, alone: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "auto")  # as the line of .env.example
+    mine = tracker(tmp_path, mode)
+    mine.start({})
+    mine.finish("finished")
+    (folder,) = offline_runs(tmp_path)
+    assert capsys.readouterr().out == f"wandb: offline run in {folder}; to upload it: wandb sync {folder}\n"
+
+
 class FullDisk(io.StringIO):
     def write(self, text: str) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -74,6 +74,8 @@ class WandbTracker(Tracker):
                 raise ConfigError(f"wandb mode={self.mode}, but no package: {why}; type `pip install wandb`") from error
             print(f"wandb: {why} (`pip install wandb`); metrics are in the run folder", flush=True)
             return
+        if os.environ.get("WANDB_MODE") == "auto":  # a word of ours, which W&B refuses wherever it reads it
+            del os.environ["WANDB_MODE"]
         logging.raiseExceptions = False  # on a full disk W&B's log file would print 60 lines at every line of it
         service = os.environ.get("WANDB_BASE_URL") or wandb.Settings().base_url
         key = key_at_hand(service)
