@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import re
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from select import select
 
 import chess
 import pytest
@@ -125,6 +127,18 @@ def test_what_is_no_engine_does_not_start(tmp_path: Path, text: str, caplog: pyt
         if thread.name.startswith("asyncio-waitpid"):  # which warns where its loop is closed already
             thread.join(10)
     assert not caplog.records
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell script")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # as above
+def test_what_a_script_started_that_is_no_engine_is_killed_with_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "held")
+    path = pretender(tmp_path, f"#!/bin/sh\nsleep 60 > {tmp_path}/held &\nwait\n")
+    with open(os.open(tmp_path / "held", os.O_RDONLY | os.O_NONBLOCK), "rb") as held:
+        with pytest.raises(EngineError, match=r"no answer in 0\.5 s"):
+            Stockfish(path=path, nodes=7, depth=None, multipv=2, timeout_s=0.5)
+        assert select([held], [], [], 10)[0], "nobody holds it open for writing"
+    gc.collect()
 
 
 def test_a_missing_engine_says_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

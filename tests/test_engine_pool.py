@@ -52,6 +52,14 @@ def lines(clock: int) -> list[Line]:
     return [Line(chess.Move.from_uci("e2e4"), clock - 1), Line(chess.Move.from_uci("d2d4"), clock - 2)]
 
 
+def scripted(path: str, folder: Path) -> str:
+    """A shell script that starts an engine and waits for it, and writes its own number into the file `pid`."""
+    script = folder / "engine.sh"
+    script.write_text(f"#!/bin/sh\necho $$ > {folder}/pid\n{path}\nexit $?\n", encoding="utf-8")
+    script.chmod(0o755)
+    return str(script)
+
+
 def test_answers_are_in_order_and_equal_questions_are_asked_once(moody: Moody, make: Make) -> None:
     pool = make(moody.path, processes=3)
     asked = [question(clock) for clock in (5, 0, 7, 5, 5, 9)] + [question(7, "a2a3")] * 2
@@ -105,14 +113,24 @@ def test_a_lost_engine_is_replaced_and_asked_again(moody: Moody, make: Make, moo
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell script")
 def test_a_hung_engine_that_a_script_started_is_killed_with_it(moody: Moody, make: Make, tmp_path: Path) -> None:
-    script = tmp_path / "engine.sh"
-    script.write_text(f"#!/bin/sh\n{moody.path}\nexit $?\n", encoding="utf-8")
-    script.chmod(0o755)
-    pool = make(str(script), timeout_s=2.0)
+    pool = make(scripted(moody.path, tmp_path), timeout_s=2.0)
     moody.moods("fine hang fine hang hang")
     assert pool.analyse([question(clock) for clock in (1, 2)]) == [lines(clock) for clock in (1, 2)]
     with pytest.raises(EngineError, match="no answer in 2.0 s"):
         pool.analyse([question(3)])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell script")
+def test_a_hung_engine_is_killed_after_the_script_that_started_it(moody: Moody, make: Make, tmp_path: Path) -> None:
+    pool = make(scripted(moody.path, tmp_path), timeout_s=2.0)
+    moody.moods("hang")
+    pool.begin([question(3)])
+    while not moody.asked():
+        time.sleep(0.01)
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    assert pool.analyse([question(3)]) == [lines(3)]
+    first, second = [pid for pid, _, _ in moody.asked()]
+    assert first != second
 
 
 def test_an_engine_killed_between_and_during_searches_is_replaced(moody: Moody, make: Make) -> None:

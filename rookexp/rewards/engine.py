@@ -79,14 +79,14 @@ class Stockfish:
         self._limits = [chess.engine.Limit(depth=plies, nodes=count) for plies, count in searches]
         logging.getLogger("asyncio").addFilter(_heard)
         try:
-            self._engine = chess.engine.SimpleEngine.popen_uci(self.path, timeout=timeout_s, setpgrp=True)
+            self._engine = chess.engine.SimpleEngine.popen(_Uci, self.path, timeout=timeout_s, setpgrp=True)
         except FAILURES as error:
             raise self._failure("did not start as a UCI engine", error, OTHER) from error
         self._engine.protocol.loop.set_exception_handler(_unheard)
         try:
             self._engine.configure(OPTIONS)
         except FAILURES as error:
-            self._engine.close()
+            self.close()
             raise self._failure("did not take its options", error, OTHER) from error
         self.name: str = self._engine.id.get("name", "unknown")
 
@@ -124,7 +124,8 @@ class Stockfish:
         self._engine.close()
         if runs:
             with contextlib.suppress(RuntimeError):  # the loop ended with the process
-                self._engine.protocol.loop.call_soon_threadsafe(self._end)  # after asyncio has looked at the process
+                # After asyncio has looked at the process.
+                self._engine.protocol.loop.call_soon_threadsafe(_end, self._engine.transport)
         with contextlib.suppress(*FAILURES):
             self._engine.returncode.result(GONE_S)
 
@@ -156,18 +157,8 @@ class Stockfish:
     def _kill(self, hung: threading.Event) -> None:
         """Kills a search that takes too long: python-chess bounds only time-limited ones, and cancels those badly."""
         hung.set()
-        if self._engine.transport.get_returncode() is None:  # else its number may be another's by now
-            self._end()
-
-    def _end(self) -> None:
-        """Kills the process and those that it started, as a script that runs an engine does: they hold its pipes."""
-        transport = self._engine.transport
-        if hasattr(os, "killpg"):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(transport.get_pid(), signal.SIGKILL)
-        else:
-            with contextlib.suppress(RuntimeError):  # the loop ended with the process, just now
-                self._engine.protocol.loop.call_soon_threadsafe(transport.kill)
+        with contextlib.suppress(RuntimeError):  # the loop ended with the process, just now
+            self._engine.protocol.loop.call_soon_threadsafe(_end, self._engine.transport)
 
     def _failure(self, what: str, error: Exception, remedy: str = "") -> EngineError:
         reason = f"no answer in {self.timeout_s} s" if isinstance(error, TIMEOUTS) else f"{error}"
@@ -231,6 +222,32 @@ class Lasting:
         if engine is not None:
             engine.close()
         self.lost += 1
+
+
+class _Uci(chess.engine.UciProtocol):
+    """A UCI engine of which nothing is left when it does not start."""
+
+    async def initialize(self) -> None:
+        """Asks for its name and options."""
+        try:
+            await super().initialize()
+        except BaseException:  # cancelled after the timeout, too
+            assert self.transport is not None
+            self.transport.close()  # asyncio looks at the process before it is gone
+            _end(self.transport)
+            raise
+
+
+def _end(transport: asyncio.SubprocessTransport) -> None:
+    """Kills a process and those that it started, as a script that runs an engine does: they hold its pipes.
+
+    They may outlive it, and its number is no other's as long as they do.
+    """
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if hasattr(os, "killpg"):
+            os.killpg(transport.get_pid(), signal.SIGKILL)
+        else:
+            transport.kill()
 
 
 def _heard(record: logging.LogRecord) -> bool:
