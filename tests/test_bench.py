@@ -136,6 +136,9 @@ def test_what_cannot_be_measured_is_refused_in_one_line(override: str, line: str
 def test_looking_whether_a_report_can_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
     settings.checked(composed(f"report={tmp_path}/new/folder/page.md", "against=[]", "parts=[step]"))
     assert not list(tmp_path.iterdir())
+    (tmp_path / "link.md").symlink_to("new.md")
+    settings.checked(composed(f"report={tmp_path}/link.md", "against=[]", "parts=[step]"))
+    assert [path.name for path in tmp_path.iterdir()] == ["link.md"]
     (tmp_path / "page.md").write_text("mine")
     settings.checked(composed(f"report={tmp_path}/page.md", "against=[]", "parts=[step]"))
     assert (tmp_path / "page.md").read_text() == "mine"

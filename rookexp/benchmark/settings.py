@@ -126,7 +126,7 @@ def refuse_unwritable(report: str) -> None:
     """Raises: ConfigError for a report that cannot be added to; what is made to find that out is removed."""
     made: list[Path] = []
     try:
-        file = Path(report).expanduser()
+        file = Path(report).expanduser().resolve()  # a link to a file that is yet to be made stays
         made = [path for path in (file, *file.parents) if not path.exists()]
         file.parent.mkdir(parents=True, exist_ok=True)
         file.open("a", encoding="utf-8").close()
