@@ -30,7 +30,6 @@ from rookexp.run_folder.resume_checks import (
     tell_other_hardware,
 )
 from rookexp.self_check.rehearsal import Subject
-from rookexp.tasks import reading
 from rookexp.tasks.mixed import malformed_of, notes_of
 from rookexp.track import FanOut, JsonlTracker, Tracker
 
@@ -141,8 +140,7 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
         "seed": run.seed,
     }
     task = parts.build_group(config, "task", **objects)
-    malformed = malformed_of([task])
-    for note in (*notes_of([task]), *reading.note_of(malformed, run_folder)):
+    for note in notes_of([task]):
         print(note, flush=True)
     tracker = build_tracker(config, run_folder, start, run.steps)
     every = config["eval"]["every"]
@@ -194,7 +192,7 @@ def build_training(config: Config, run_folder: Path) -> session.Training:
         finder=finder,
     )
     subject = Subject(objective, training.trainer, greedy, policy.tokenizer, start.step)
-    return replace(training, subject=subject, engines=engines, malformed=malformed)
+    return replace(training, subject=subject, engines=engines, malformed=malformed_of([task]))
 
 
 def build_pretraining(config: Config, run_folder: Path) -> session.Training:

@@ -244,6 +244,8 @@ def tracked(training: Training, config: Mapping[str, Any], folder: Path, door_na
         found = {"hardware": training.hardware, "engines": training.engines, "data": fingerprints.of_data(config)}
         write_run_info(folder, config, sys.argv, found)
         reading.write(training.malformed, folder)
+        for line in reading.note_of(training.malformed, folder):
+            print(line, flush=True)
         door.note_start(folder)
 
     if training.start.checkpoint is None:

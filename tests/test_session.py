@@ -280,8 +280,13 @@ def test_a_runs_folder_has_the_malformed_rows_of_its_data(
     for number, text in enumerate(bad, start=len(rows) + 1):
         why = f"neither a P nor an A document: {text!r}"
         assert by_row[f"line {number}"] == {"file": "train.txt", "row": f"line {number}", "reason": why, "text": text}
+    assert shell(f"{typed.replace('tokens=96', 'tokens=9')} task.data=train.txt hydra.run.dir=refused") == 1
+    assert reading.MALFORMED not in capfd.readouterr().out, "the self-check found something and left no folder"
+    assert not (tmp_path / "refused").exists()
     clean = typed.replace("steps=1", "steps=1 task.data=clean.txt hydra.run.dir=clean doctor=off")
     (tmp_path / "clean.txt").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    (tmp_path / "clean").mkdir()
+    (tmp_path / "clean" / reading.MALFORMED).touch()  # of a run that ended before it had a checkpoint
     assert shell(clean) == 0
     assert not (tmp_path / "clean" / reading.MALFORMED).exists()
     assert reading.MALFORMED not in capfd.readouterr().out

@@ -93,7 +93,7 @@ class Exam:
                 "another one"
             )
         self.folder.mkdir(parents=True, exist_ok=True)
-        for name in (FIGURES, GAMES, PAGE, reading.MALFORMED):  # an earlier evaluation's are not of these answers
+        for name in (FIGURES, GAMES, PAGE):  # an earlier evaluation's are not of these answers
             (self.folder / name).unlink(missing_ok=True)
         rows = {name: dict(read.counts) for name, read in self.readings.items()}
         malformed = [row for read in self.readings.values() for row in read.malformed]

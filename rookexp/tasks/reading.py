@@ -53,14 +53,19 @@ class Reading:
 
 
 def note_of(malformed: Sequence[Malformed], folder: Path) -> list[str]:
-    """The line that follows the notes on malformed rows, which says where in `folder` they are; none without any."""
+    """The line that says where in `folder` malformed rows were written; none without any."""
     return [f"{len(malformed)} malformed rows with reasons and texts: {folder / MALFORMED}"] if malformed else []
 
 
 def write(malformed: Sequence[Malformed], folder: Path) -> None:
-    """Writes file, row, reason and text of each malformed row into `folder` as JSON lines, or nothing if none is."""
+    """Writes file, row, reason and text of each malformed row into `folder` as JSON lines.
+
+    If none is, there is no such file afterwards: one that lies there is of earlier rows.
+    """
     if malformed:
         write_atomic(folder / MALFORMED, text_of(map(_record, malformed)))
+    else:
+        (folder / MALFORMED).unlink(missing_ok=True)
 
 
 def _record(malformed: Malformed) -> str:
