@@ -141,6 +141,13 @@ def test_malformed_rows_are_left_out_counted_and_listed(tmp_path) -> None:
     assert "malformed: a.jsonl, line 1: starts with neither `P: ` nor `A: `: 'hello world'" in listed
 
 
+def test_a_malformed_row_is_kept_as_it_was_found(tmp_path) -> None:
+    path, two = tmp_path / "a.txt", f"{P_DOCUMENT}<|endoftext|>{P_DOCUMENT}"
+    path.write_text(f"{P_DOCUMENT}\n{two}\n")
+    _, reading = held_out(path, ALL)
+    assert [row.text for row in reading.malformed] == [two]
+
+
 def test_no_more_documents_are_checked_than_are_needed(tmp_path) -> None:
     path = tmp_path / "a.txt"
     last = a_document(chess.STARTING_FEN, "g1f3")

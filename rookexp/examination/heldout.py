@@ -60,7 +60,7 @@ def rows_of(file: Path) -> Iterator[tuple[str, str | shards.NoText]]:
         try:
             text: str | shards.NoText = document(row)
         except ValueError as error:
-            text = shards.NoText(str(error))
+            text = shards.NoText(str(error), row if isinstance(row, str) else None)
         if text:
             yield place, text
 
@@ -131,7 +131,7 @@ def held_out(file: Path, needed: Mapping[str, int | None]) -> tuple[dict[str, He
         try:
             reading.counts[_put(text, parts, needed)] += 1
         except ValueError as error:
-            reading.refuse(f"{file.name}, {place}", str(error), text if isinstance(text, str) else None)
+            reading.refuse(f"{file.name}, {place}", str(error), text if isinstance(text, str) else text.text)
     if not reading.counts:
         raise DataError(f"{file}: no documents in it; make them with `python -m rookexp.data`")
     reading.refuse_in_vain(str(file))

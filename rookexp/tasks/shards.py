@@ -22,9 +22,10 @@ WINDOW = 4096  # rows fetched together, so that a file's block is decoded once f
 
 @dataclass(frozen=True, slots=True)
 class NoText:
-    """Stands in place of a row's text: why it has none."""
+    """Stands in place of a row's text, or of the one document in it: why there is none."""
 
     why: str
+    text: str | None = None  # in which there is not one document
 
 
 class Shard(Protocol):
