@@ -311,8 +311,12 @@ def test_a_model_answers_what_greedy_decoding_gives_whatever_shares_the_batch(tm
 
 def test_illegal_moves_are_asked_in_the_documents_positions(tmp_path, corpus, speak) -> None:
     speak(perfect)  # by the published data, which the rules contradict
-    results = exam_of(tmp_path / "run", [corpus], illegal_moves=60).run(tell=print)
+    few, results = (
+        exam_of(tmp_path / "run", [corpus], limit=limit, illegal_moves=60).run(tell=print) for limit in (1, None)
+    )
     figures = results["test.txt, A, illegal moves"]
+    assert few["test.txt, A, illegal moves"] == figures, "a limit is one of documents, not of positions"
+    assert few["test.txt, A"]["answer exact"].total == 1
     assert figures["answer exact"].hits == figures["answer exact by the legacy oracle, illegal"].hits == 3
     assert figures["answer exact by the strict oracle, illegal"].share < 1
     assert figures["answer exact by the legacy oracle, illegal, from an empty square"].total == 1

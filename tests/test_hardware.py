@@ -257,6 +257,17 @@ def test_only_a_cpu_run_that_may_changes_the_allocator(monkeypatch: pytest.Monke
     assert calls
 
 
+def test_products_are_bounded_on_a_cpu_before_the_first_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(hardware, "keep_few_primitives", lambda: calls.append("bound"))
+    monkeypatch.setattr(hardware, "fastest_precision", lambda device: calls.append("product") or "fp32")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    Hardware(**CPU | {"device": "cuda"})
+    assert not calls
+    Hardware(**CPU | {"precision": "auto"})
+    assert calls == ["bound", "product"]
+
+
 def test_what_is_said_of_a_run() -> None:
     said = Hardware(**CPU).describe()
     assert set(said) == {"device", "device_name", "threads", "precision", "torch", "python"}
