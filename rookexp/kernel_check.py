@@ -16,6 +16,7 @@ from rookexp.models.kv_cache import KVCache
 from rookexp.models.static_cache import StaticCache
 
 ROWS = 24
+WIDTH = 700  # of a model: several warps, the last one not full
 VOCABULARIES = (97, 104), (3001, 3008)  # and columns in memory: less than a kernel reads at a time, and more
 BOUND, BOUND_16 = 1e-4, 2e-2  # of a difference, relative to the largest number; the second in 16 bits
 
@@ -98,7 +99,7 @@ def _differing(kernels: Kernels, vocab: int, columns: int, device: torch.device,
 
 def _summed(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
     """A few rows plus others, and the layer norm of these sums, by the kernel and by PyTorch."""
-    x, more, (weight, bias, *_) = torch.randn(3, ROWS, 97, generator=torch.Generator().manual_seed(0)).to(device)
+    x, more, (weight, bias, *_) = torch.randn(3, ROWS, WIDTH, generator=torch.Generator().manual_seed(0)).to(device)
     yield kernels.add_and_norm(x, more.to(dtype), weight, bias, 1e-5)
     total = x + more.to(dtype)
     yield total, F.layer_norm(total, weight.shape, weight, bias, 1e-5)
