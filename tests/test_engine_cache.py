@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import chess
@@ -109,6 +110,9 @@ def test_a_file_that_is_no_cache_is_one_clear_error(tmp_path: Path, name: str) -
     damaged.put(KEY, LINES)
     damaged._file.execute("UPDATE analyses SET lines = 'e2e4 12 e7'")
     damaged.close()
-    with pytest.raises(DataError, match=rf"{name}: no usable cache .*; delete it if it is damaged, or name another"):
-        EngineCache(str(tmp_path / name), 1.0).get(KEY)
+    with (
+        pytest.raises(DataError, match=rf"{name}: no usable cache .*; delete it if it is damaged, or name another"),
+        closing(EngineCache(str(tmp_path / name), 1.0)) as cache,
+    ):
+        cache.get(KEY)
     assert (tmp_path / name).exists() == (name != "file/cache.sqlite")  # and it is left as it is

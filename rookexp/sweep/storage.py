@@ -13,6 +13,7 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import NullPool
 
 from rookexp.errors import ConfigError
 
@@ -53,7 +54,9 @@ def storage_of(url: str | None, folder: Path) -> BaseStorage:
             warnings.simplefilter("ignore", ExperimentalWarning)  # stable since Optuna 4
             return JournalStorage(JournalFileBackend(str(folder / JOURNAL), lock_obj=Lock(folder / JOURNAL)))
     try:
-        return RDBStorage(str(OmegaConf.create({"url": placed(url, folder)}).url))
+        url = str(OmegaConf.create({"url": placed(url, folder)}).url)
+        # A file is opened for each use, so that none is left open at the end; a server's connections are kept.
+        return RDBStorage(url, {"poolclass": NullPool} if url.startswith(SQLITE) else None)
     except (SQLAlchemyError, ImportError, ValueError) as error:
         reason = str(error.__cause__ or error).split("\n")[0]
         raise ConfigError(
