@@ -7,7 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def in_a_shell(folder: Path, root: Path, *words: str) -> subprocess.CompletedPro
 @pytest.fixture
 def typed(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], quiet_logging: None
-) -> Iterator[Typed]:
+) -> Typed:
     """The same in this process, which is quicker: what a command returns, prints, and says on stderr."""
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)

@@ -277,3 +277,12 @@ def test_git_state_is_revision_and_dirt_of_a_repository(tmp_path: Path, monkeypa
     assert run_info.git_state() == {"revision": git("rev-parse", "HEAD").strip(), "dirty": False}
     (tmp_path / "new.py").write_text("")
     assert run_info.git_state()["dirty"]
+
+
+@pytest.mark.parametrize(("beside", "ours"), [("rookexp/__init__.py", True), ("rookexp/rookexp/__init__.py", False)])
+def test_only_a_conf_beside_the_package_is_rookexps_own(beside: str, ours: bool, tmp_path: Path) -> None:
+    """A user's conf/ may stand beside a checkout that is called rookexp."""
+    (tmp_path / beside).parent.mkdir(parents=True)
+    (tmp_path / beside).touch()
+    (tmp_path / "conf").mkdir()
+    assert run_info.own_conf(str(tmp_path / "conf")) == (None if ours else str(tmp_path / "conf"))

@@ -86,7 +86,8 @@ def whereabouts(folder: Path) -> Whereabouts:
 def own_conf(main: str | None) -> str | None:
     """The folder that stood in place of conf/; None for a conf/ of rookexp's, here or in another checkout."""
     folder = Path(main or "conf")
-    ours = folder.name == "conf" and (folder.parent.name == "rookexp" or (folder.parent / "rookexp").is_dir())
+    package = folder.parent / "rookexp" / "__init__.py"
+    ours = folder.name == "conf" and (folder.parent.name == "rookexp" or package.is_file())
     return None if ours or not folder.is_dir() else main
 
 
