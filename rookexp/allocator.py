@@ -10,7 +10,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # <malloc.h> of glibc
 KEPT_BYTES = (1 << 30, 1 << 25)  # 32 MiB is the most that an older glibc takes
 NEVER = -1  # for M_TRIM_THRESHOLD: however much is free
 PRIMITIVE_CACHES = "LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"  # PyTorch's own, and oneDNN's
-PRIMITIVES = "32"  # more than the shapes of a decoding step or of the layers of an update
+PRIMITIVES = "256"  # most shapes of a run of `rook_nano`, which `ops.rounded` keeps few
 
 
 def keep_freed_memory() -> bool:
@@ -30,7 +30,7 @@ def keep_few_primitives() -> None:
     """Bounds what oneDNN and PyTorch's layer above it keep for each shape of product that was ever computed.
 
     Both look at their variable at their first product; one that is set already stands. With their own bounds, of 1024
-    shapes, memory grows for hundreds of steps, for batches rarely have the same shapes twice.
+    shapes, memory may grow for hundreds of steps.
     """
     for name in PRIMITIVE_CACHES:
         os.environ.setdefault(name, PRIMITIVES)

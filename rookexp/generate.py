@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from rookexp.draw import Sampling, draw
 from rookexp.errors import DataError
 from rookexp.lookup import guess
+from rookexp.ops import rounded
 
 COMPACT_BELOW = 0.9  # share of live rows at which the cache is copied to those alone: cheaper than steps of dead rows
 LOOK_EVERY = {"cpu": 1, "cuda": 8}  # tokens between checks of which rows have ended; on a GPU a check waits for it
@@ -181,12 +182,17 @@ def _one_by_one(
             count = int(live.sum())
             if count == 0:
                 break
-            if count <= COMPACT_BELOW * len(rows):
-                kept = live.nonzero()[:, 0]
+            if (size := rounded(count)) <= COMPACT_BELOW * len(rows):
+                kept = _kept(live, size)
                 cache.keep(kept)
                 rows, live, tokens = rows[kept], live[kept], tokens[kept]
         logits = model.logits(model.decode(tokens, cache))
     return drawn, logprobs
+
+
+def _kept(live: Bool[Tensor, " n"], count: int) -> Int[Tensor, " k"]:
+    """Indices, ascending, of all live rows and of as many others as make `count`."""
+    return live.sort(descending=True, stable=True).indices[:count].sort().values
 
 
 def _replayed(batch: Batch, steps: int) -> tuple[Tensor, Tensor]:
@@ -228,8 +234,8 @@ def _by_lookup(
         count = int(live.sum())
         if count == 0:
             return drawn, logprobs, forwards
-        if count <= COMPACT_BELOW * len(rows):
-            kept = live.nonzero()[:, 0]
+        if (some := rounded(count)) <= COMPACT_BELOW * len(rows):
+            kept = _kept(live, some)
             cache.keep(kept)
             rows, live, counts, ended, text, starts = (x[kept] for x in (rows, live, counts, ended, text, starts))
         size = starts + counts

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
@@ -62,9 +63,14 @@ def token_stats(
     detach `entropy` or `kl` if they are only metrics. The reference never gets a gradient; with `divergence` None it
     is not used.
     """
-    logprobs, entropy, *ref = _TokenStats.apply(
-        hidden, head_weight, targets, temperature, divergence, ref_hidden, ref_head_weight, chunk
-    )
+    count = len(hidden)
+    if more := spare(count, hidden.device.type):
+        hidden, targets = F.pad(hidden, (0, 0, 0, more)), F.pad(targets, (0, more))
+        temperature = F.pad(temperature, (0, more), value=1.0)
+        ref_hidden = None if ref_hidden is None else F.pad(ref_hidden, (0, 0, 0, more))
+    found = _TokenStats.apply(hidden, head_weight, targets, temperature, divergence, ref_hidden, ref_head_weight, chunk)
+    cut: list[Any] = [None if x is None else x[:count] for x in found]
+    logprobs, entropy, *ref = cut
     return TokenStats(logprobs, entropy, None if divergence is None else ReferenceStats(*ref))
 
 
@@ -87,6 +93,20 @@ def aligned(x: Float[Tensor, "*n"], dtype: torch.dtype) -> Float[Tensor, "*m"]:
     """`x` in `dtype`; in 16 bits on a GPU, with zeros up to a multiple of ALIGNED along the first dimension."""
     rows = -len(x) % ALIGNED if dtype.itemsize == 2 and x.device.type != "cpu" else 0
     return torch.cat((x.to(dtype), x.new_zeros(rows, *x.shape[1:], dtype=dtype))) if rows else x.to(dtype)
+
+
+def spare(count: int, device_type: str) -> int:
+    """How many rows to add to `count`, so that products under the caller's autocast have few different shapes.
+
+    On a CPU oneDNN compiles a product in 16 bits for each shape, which takes longer than many a product.
+    """
+    return rounded(count) - count if device_type == "cpu" and torch.is_autocast_enabled("cpu") else 0
+
+
+def rounded(count: int) -> int:
+    """`count` rounded up to one of 16 sizes between a power of 2 and the next."""
+    step = 1 << max(0, count.bit_length() - 5)
+    return -(-count // step) * step
 
 
 def parts(count: int, size: int) -> list[slice]:

@@ -322,6 +322,37 @@ def test_float32_log_probs_of_large_logits():
     torch.testing.assert_close(stats, tuple(e.float() for e in exact), rtol=0, atol=1e-4)
 
 
+@given(st.integers(0, 1 << 40))
+def test_counts_are_rounded_up_by_at_most_a_sixteenth_to_few_sizes(count):
+    size = ops.rounded(count)
+    assert count <= size <= count * 17 / 16
+    assert ops.rounded(size) == size
+    assert size >> max(0, size.bit_length() - 5) << max(0, size.bit_length() - 5) == size
+
+
+def test_products_of_a_ragged_batch_under_autocast_have_a_rounded_number_of_rows(monkeypatch):
+    x = inputs(torch.float32, m=67, v=32)
+    shapes = []
+    plain = ops._logits
+    monkeypatch.setattr(ops, "_logits", lambda hidden, weight: shapes.append(len(hidden)) or plain(hidden, weight))
+
+    def found() -> tuple[Tensor, ...]:
+        shapes.clear()
+        with torch.autocast("cpu", torch.bfloat16):
+            stats = ops.token_stats(**x, chunk=1000, divergence=(0.5, 0.5))
+        kept = stats.logprobs, stats.entropy, stats.ref.kl, stats.ref.logprobs, stats.ref.forward_kl
+        weights = torch.linspace(-1, 1, 67)
+        loss = sum((weights * each).sum() for each in kept[:3])
+        return *kept, *torch.autograd.grad(loss, (x["hidden"], x["head_weight"]))
+
+    extended = found()
+    assert shapes == [68, 68]  # the policy's and the reference's
+    monkeypatch.setattr(ops, "spare", lambda count, device_type: 0)
+    for a, b in zip(extended, found(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    assert shapes == [67, 67]
+
+
 def test_zero_outside_and_weighted_sum_ignore_what_padding_holds():
     x = torch.tensor([1.0, float("nan"), 2.0, float("inf")], requires_grad=True)
     e = torch.tensor(1.0).exp().item()

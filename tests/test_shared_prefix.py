@@ -58,6 +58,28 @@ def test_tokens_lie_prompts_first_then_rows_by_prompt() -> None:
         assert found[row][:size] == [prompts_end[row], *completions[row][: size - 1]]
 
 
+def test_tokens_of_no_row_have_no_part_in_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = prefix()
+    monkeypatch.setattr(shared_prefix, "spare", lambda count, device_type: 3)
+    rows = prefix()
+    assert len(rows.tokens) == len(rows.positions) == len(plain.tokens) + 3
+    qkv = projections(plain)
+    longer = torch.cat((qkv, qkv.new_full((3, qkv.shape[1]), torch.nan)))
+    found, expected = values_and_gradient(lambda x: rows.attend(x)[:-3], longer), values_and_gradient(plain.attend, qkv)
+    for x, y in zip(found, expected, strict=True):
+        torch.testing.assert_close(x[: len(y)], y)
+        assert (x[len(y) :] == 0).all()
+    assert (rows.attend(longer)[-3:] == 0).all()
+    torch.testing.assert_close(rows.apart(longer), plain.apart(qkv))
+    monkeypatch.setattr(shared_prefix, "spare", lambda count, device_type: 0)
+    asked = arguments()[0], LENGTHS, torch.arange(4), arguments()[0][:, :1], torch.ones_like(LENGTHS)
+    alone = SharedPrefix(*asked, HEADS)
+    monkeypatch.setattr(shared_prefix, "spare", lambda count, device_type: 3)
+    qkv = projections(alone)
+    longer = torch.cat((qkv, qkv.new_full((3, qkv.shape[1]), torch.nan)))
+    torch.testing.assert_close(SharedPrefix(*asked, HEADS).keys_and_values(longer), alone.keys_and_values(qkv))
+
+
 @pytest.mark.parametrize(
     "sizes",
     [SIZES, torch.full_like(SIZES, 6), torch.ones_like(SIZES), torch.tensor([0, 3, 0, 0, 5, 6])],

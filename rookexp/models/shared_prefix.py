@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rookexp.models import flash
-from rookexp.ops import parts
+from rookexp.ops import parts, spare
 
 # On a CPU, bytes of float32 attention weights that are computed at a time: all passes over them stay in its cache.
 CACHED_BYTES = 8 << 20
@@ -47,7 +47,8 @@ class Piece:
 class SharedPrefix:
     """The T tokens of P prompts and N rows that continue them, without each row's last token, which predicts none.
 
-    Prompts come first, then the rows, grouped by prompt.
+    Prompts come first, then the rows, grouped by prompt, then perhaps tokens of no row (see `ops.spare`), whose
+    attention output is 0 and which nothing reads.
     """
 
     def __init__(
@@ -74,9 +75,12 @@ class SharedPrefix:
         last = self.places[owner * s + lengths[owner] - 1]
         rows = self.places[p * s :].view(n, c - 1)[order.argsort()]
         self.predicting = torch.cat((last[:, None], rows), 1)  # (N, C) index of each completion token's predictor
-        self.tokens = torch.cat((prompts.flatten(), completions[order, :-1].flatten()))[self.at]
         positions = columns[:s].expand(p, s).flatten(), (lengths[self.owner, None] + columns[: c - 1]).flatten()
-        self.positions = torch.cat(positions)[self.at]  # (T,) of each token in its prompt and completion, from 0
+        more = 0, spare(len(self.at), prompts.device.type)  # tokens at the end that belong to no row
+        self.tokens = F.pad(torch.cat((prompts.flatten(), completions[order, :-1].flatten()))[self.at], more)
+        self.positions = F.pad(
+            torch.cat(positions)[self.at], more
+        )  # of each token in its prompt and completion, from 0
         self.shape = p, s, n, c - 1
 
     def apart(self, x: Float[Tensor, "t d"]) -> Float[Tensor, "n c d"]:
@@ -96,7 +100,7 @@ class SharedPrefix:
     def keys_and_values(self, qkv: Float[Tensor, "t k"]) -> Float[Tensor, "2 p h s w"]:
         """The prompts' keys and values in float32, zero-padded on the right; only while no row continues them."""
         p, s, _, _ = self.shape
-        own = qkv[:, qkv.shape[1] // 3 :].float()
+        own = qkv[: len(self.at), qkv.shape[1] // 3 :].float()
         padded = own.new_zeros(p * s, own.shape[1]).index_copy_(0, self.at, own)
         return padded.view(p, s, 2, self.n_head, -1).permute(2, 0, 3, 1, 4)
 
@@ -185,6 +189,7 @@ class _Attention(torch.autograd.Function):
         ctx.save_for_backward(qkv)
         ctx.pieces, ctx.n_head = pieces, n_head
         out = qkv.new_empty(len(qkv), n_head, qkv.shape[1] // 3 // n_head)
+        out[pieces[-1].tokens.stop :] = 0.0
         with torch.autocast("cpu", enabled=False):
             for piece in pieces:
                 whole = _Heads.of(qkv, piece, n_head)
@@ -203,6 +208,7 @@ class _Attention(torch.autograd.Function):
         (qkv,), n_head = ctx.saved_tensors, ctx.n_head
         exact = torch.promote_types(qkv.dtype, torch.float32)
         out = torch.empty(len(qkv), 3, n_head, qkv.shape[1] // 3 // n_head, dtype=exact)
+        out[ctx.pieces[-1].tokens.stop :] = 0.0
         with torch.autocast("cpu", enabled=False):
             for piece in ctx.pieces:
                 whole = _Heads.of(qkv, piece, n_head)
