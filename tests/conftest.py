@@ -1,4 +1,4 @@
-"""What every test file finds: shapes checked at every call, one torch thread, the shared material if it is here."""
+"""What every test file finds: shapes checked at some calls, one torch thread, the shared material if it is here."""
 
 from __future__ import annotations
 
@@ -7,15 +7,22 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
+import jaxtyping
 import pytest
+import typechecker
 from jaxtyping import install_import_hook
+
+if TYPE_CHECKING:
+    from sweeping import Sweeps
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # tests run from a checkout without an install, too
 
-# Before any module of ours is imported: every call of one that annotates shapes checks its types and shapes.
+# Before any module of ours is imported: the functions of one that annotates shapes check their types and shapes.
+jaxtyping.jaxtyped = typechecker.some_calls  # type: ignore[misc, assignment]
 SHAPED = [p for p in sorted((ROOT / "rookexp").rglob("*.py")) if "jaxtyping" in p.read_text(encoding="utf-8")]
 install_import_hook([".".join(p.relative_to(ROOT).with_suffix("").parts) for p in SHAPED], "typechecker.check")
 
@@ -30,6 +37,12 @@ torch.backends.cuda.enable_cudnn_sdp(False)  # as `Hardware` does for every run,
 hypothesis.settings.register_profile("rookexp", deadline=None)
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True)  # for CI: red is the change's fault
 hypothesis.settings.load_profile("rookexp")
+
+
+@pytest.fixture(autouse=True)
+def checked_anew() -> None:
+    """Each test has the first calls of every function checked."""
+    typechecker.calls.clear()
 
 
 @pytest.fixture(scope="session")
@@ -83,3 +96,15 @@ def quiet_logging() -> Iterator[None]:
         if handler not in handlers:
             handler.close()
     root.handlers[:], root.level = handlers, level
+
+
+@pytest.fixture
+def sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], quiet_logging: None
+) -> Sweeps:
+    """Types commands of sweeps in an empty folder."""
+    from sweeping import Sweeps
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    return Sweeps(tmp_path, monkeypatch, capfd)

@@ -7,10 +7,11 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jaxtyping
 import pytest
 
 from rookexp import train
@@ -220,6 +221,14 @@ def test_an_option_that_is_no_yaml_is_named(text: str, folder: Path, typed: Type
     assert re.fullmatch(r"error: reward=short: [^\n]*short\.yaml[^\n]*line 2[^\n]*\n", errors), errors
 
 
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """Without the tests' own check of shapes, which would speak first."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
 WRONG = {
     "Scores([0.0] * len(texts), {})": "reward: the rewards of Scores are list; wanted: .*",
     "Scores(torch.zeros(len(texts), 1), {})": r"reward: the rewards of Scores are .* shape \[\d+, 1\]; wanted: .*",
@@ -238,15 +247,14 @@ WRONG = {
 
 
 @pytest.mark.parametrize("given", WRONG)
-def test_scores_of_another_shape_are_one_line(given: str, folder: Path, root: Path) -> None:
-    """In a shell, for here the tests' own check of shapes would speak first."""
+def test_scores_of_another_shape_are_one_line(given: str, folder: Path, typed: Typed, unchecked: None) -> None:
     path = folder / "my_rewards.py"
     text, found = re.subn(r"return Scores.*", f"return {given}", path.read_text())
     assert found == 1
     path.write_text(text.replace("import Scores", "import Scores, Stages"))
-    done = in_a_shell(folder, root, "--config-dir", "options", "reward=short", *SHORT)
-    assert done.returncode == 2
-    assert re.fullmatch(f"error: {WRONG[given]}\n", done.stderr), done.stderr
+    status, _, errors = typed("--config-dir", "options", "reward=short", *SHORT)
+    assert status == 2
+    assert re.fullmatch(f"error: {WRONG[given]}\n", errors), errors
 
 
 @pytest.mark.parametrize(

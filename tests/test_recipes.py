@@ -50,6 +50,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.hydra
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_an_option_typed_beside_a_recipe_is_what_its_file_says(group: str, option: str) -> None:
     both, alone = recipe_and_plain(group, option)
@@ -74,6 +75,7 @@ def test_what_was_typed_is_found_among_what_hydra_was_given(words: str) -> None:
         assert recipes.typed(given, "config") == words.split()
 
 
+@pytest.mark.hydra
 def test_an_option_at_a_path_of_the_recipes_own_stands_as_its_file_has_it() -> None:
     place = "reward@reward.rewards.P"
     assert composed("experiment=black_repair")["reward"]["rewards"]["P"]["best"] == 1.0
@@ -133,6 +135,7 @@ def test_nothing_is_added_where_no_option_was_typed_or_several_are_swept() -> No
             door.arrange(words, "config")
 
 
+@pytest.mark.hydra
 def test_null_is_no_recipe() -> None:
     for words in ("experiment=null", "+experiment=null", "sweep=null debug=null", "experiment=dapo experiment=null"):
         assert composed(*words.split()) == composed(), words
@@ -177,6 +180,7 @@ def own(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.hydra
 def test_a_recipe_that_a_file_chooses_gives_way_to_an_option(own: Path) -> None:
     recipe = own_composed(own, "mine")
     assert recipe["loss"]["clip_high"] == 0.28
@@ -222,6 +226,7 @@ def test_a_sweeps_own_values_give_way_to_an_option_too(own: Path, name: str, mor
         assert job["optim"]["lr"] == 0.25
 
 
+@pytest.mark.hydra
 def test_a_sweep_does_by_point_what_a_single_run_does_at_its_start(own: Path) -> None:
     flags = ["--config-dir", str(own), "-m", "--config-name", "swept"]
     assert door.arrange([*flags, "kl=adaptive"], "config") == [*flags, "kl=adaptive"]

@@ -526,6 +526,7 @@ def test_a_command_that_is_refused_leaves_the_run_in_its_folder_as_it_was(shell:
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text(encoding="utf-8"))["optim"]["lr"] == 0.01
 
 
+@pytest.mark.hydra
 def test_a_finished_run_says_so_and_goes_on_when_steps_grow(
     shell: Shell, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

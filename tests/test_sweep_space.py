@@ -13,6 +13,8 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from rookexp.errors import ConfigError
 from rookexp.sweep import space
 
+pytestmark = pytest.mark.hydra
+
 LISTS: dict[str, list[Any]] = {
     "a=1,2": [1, 2],
     "a=choice(3,1,2)": [3, 1, 2],

@@ -65,15 +65,30 @@ def no_such_file(name: str | None, loader: ConfigLoader) -> str | None:
 
 
 def refused(name: str, accepted: list[str], texts: Sequence[str], loader: ConfigLoader) -> str | None:
-    """One line for the first of some overrides that does not compose with those before it; None where all do."""
-    for text in texts:
+    """One line for an override that does not compose with those before it, which do; None where all compose.
+
+    It is the first such one, found by halves, unless a later one mends what it breaks.
+    """
+
+    def reason(count: int) -> Exception | None:
         try:
-            hydra.compose(name, [*accepted, text])
-        except Exception as reason:  # a group overridden by a number fails deep inside
-            config = hydra.compose(name, accepted, return_hydra_config=True)
-            return explain_override(text, config, loader) or f"{text}: {one_line(reason)}"
-        accepted = [*accepted, text]
-    return None
+            hydra.compose(name, [*accepted, *texts[:count]])
+        except Exception as error:  # a group overridden by a number fails deep inside
+            return error
+        return None
+
+    composes, fails = 0, len(texts)
+    if (error := reason(fails)) is None:
+        return None
+    while fails - composes > 1:
+        half = (composes + fails) // 2
+        if (found := reason(half)) is None:
+            composes = half
+        else:
+            fails, error = half, found
+    config = hydra.compose(name, [*accepted, *texts[:composes]], return_hydra_config=True)
+    text = texts[composes]
+    return explain_override(text, config, loader) or f"{text}: {one_line(error)}"
 
 
 def orders(texts: list[str], loader: ConfigLoader) -> Iterator[list[str]]:

@@ -45,7 +45,8 @@ def taken_out(overrides: Sequence[str], config_name: str, searchpath: Sequence[s
     given = [f"{group}={typed.pop(group)}" for group in RECIPES if group in typed]
     given += [text for text in overrides if text in DROPPED]
     chosen = {key: value for key, value in typed.items() if not _several(value) and _is_group(key)}
-    if not chosen or any(map(_several, given)) or not (given or _is_own(config_name)):
+    sets_values = {*given} - {*NO_VALUES.values()} or _is_own(config_name)
+    if not chosen.keys() - {*PRESETS} or any(map(_several, given)) or not sets_values:
         return []
     loader = GlobalHydra.instance().config_loader()
     changes = _replaced(loader, tuple(chosen.items()), tuple(given), config_name, tuple(searchpath))

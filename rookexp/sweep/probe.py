@@ -42,8 +42,15 @@ def valid_jobs(
 
     varied = [f"{param.key}={param.declared}" for param in space.params]
     jobs: list[dict[str, Any]] = []
+    known: dict[tuple[Scalar, ...], Exception | None] = {}
 
     def error_of(point: Point) -> Exception | None:
+        values = tuple(point.values())
+        if values not in known:
+            known[values] = error_when_tried(point)
+        return known[values]
+
+    def error_when_tried(point: Point) -> Exception | None:
         try:
             composed = context.config_loader.load_sweep_config(config, job_overrides(space.job(point), config))
             if check is not None:
