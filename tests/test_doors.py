@@ -17,11 +17,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import hydra
 import pytest
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from rookexp import bench, build, data, doctor, evaluate, export, pretrain, train, uci
-from rookexp.config import composing, door, environment
+from rookexp.config import composing, door, environment, mistakes
 from rookexp.errors import ConfigError, TrainingDiverged
 
 DOORS: dict[str, Callable[[dict[str, Any], Path], None]] = {
@@ -257,6 +259,28 @@ def test_an_output_that_does_not_know_a_character_shows_a_question_mark(monkeypa
     print("0.1 \u2192 0.2", flush=True)
     assert isinstance(sys.stdout, io.TextIOWrapper)
     assert sys.stdout.buffer.getvalue() == b"0.1 ? 0.2\n"  # type: ignore[attr-defined]
+
+
+def test_one_mistake_among_many_words_is_found_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [f"{key}={value}" for value in (1, 2) for key in ("steps", "seed", "save_every", "keep_checkpoints")]
+    composed, compose = 0, hydra.compose
+
+    def counted(*given: Any, **more: Any) -> Any:
+        nonlocal composed
+        composed += 1
+        return compose(*given, **more)
+
+    monkeypatch.setattr(hydra, "compose", counted)
+    with hydra.initialize_config_dir(str(composing.conf_dir()), **composing.version_base()):
+        loader = GlobalHydra.instance().config_loader()
+        assert mistakes.refused("config", [], words, loader) is None
+        assert composed == 1
+        for place in (0, 3, 8):
+            composed = 0
+            said = mistakes.refused("config", [], [*words[:place], "sede=3", *words[place:]], loader)
+            assert said is not None
+            assert said.startswith("sede=3: no such key; ")
+            assert composed <= 6, "all nine, four of halves, and the configuration without it"
 
 
 @pytest.mark.hydra

@@ -135,6 +135,15 @@ def test_nothing_is_added_where_no_option_was_typed_or_several_are_swept() -> No
             door.arrange(words, "config")
 
 
+@pytest.mark.parametrize(
+    "words", ["debug=fast experiment=dapo", "debug=fast sweep=grid", "loss=gspo kl=none sweep=grid"]
+)
+def test_nothing_is_composed_where_no_option_or_recipe_has_values(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipes, "_replaced", None)
+    with hydra.initialize_config_dir(str(composing.conf_dir()), **composing.version_base()):
+        assert recipes.taken_out(words.split(), "config") == []
+
+
 @pytest.mark.hydra
 def test_null_is_no_recipe() -> None:
     for words in ("experiment=null", "+experiment=null", "sweep=null debug=null", "experiment=dapo experiment=null"):

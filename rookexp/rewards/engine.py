@@ -6,7 +6,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import hashlib
-import logging
 import os
 import shutil
 import signal
@@ -31,6 +30,7 @@ FAILURES = (chess.engine.EngineError, OSError, concurrent.futures.CancelledError
 OPTIONS = {"Threads": 1, "Hash": 1}  # the hash in MiB
 ALL_MOVES = 256  # a `multipv` that covers every legal move: no position has more than 218
 GONE_S = 5.0  # how long to wait for a killed process to end
+LOOK_S = 0.01  # between two looks whether it has
 MORE_NODES = (1, 10, 100, 1000, 10_000)  # times the node limit: tried in turn until each line has a value
 
 
@@ -77,7 +77,6 @@ class Stockfish:
         self.timeout_s = timeout_s
         searches = ((depth, None),) if nodes is None else ((None, nodes * times) for times in MORE_NODES)
         self._limits = [chess.engine.Limit(depth=plies, nodes=count) for plies, count in searches]
-        logging.getLogger("asyncio").addFilter(_heard)
         try:
             self._engine = chess.engine.SimpleEngine.popen(_Uci, self.path, timeout=timeout_s, setpgrp=True)
         except FAILURES as error:
@@ -233,8 +232,13 @@ class _Uci(chess.engine.UciProtocol):
             await super().initialize()
         except BaseException:  # cancelled after the timeout, too
             assert self.transport is not None
+            process = self.transport.get_extra_info("subprocess")
             self.transport.close()  # asyncio looks at the process before it is gone
             _end(self.transport)
+            for _ in range(round(GONE_S / LOOK_S)):
+                if process.returncode is not None:
+                    break
+                await asyncio.sleep(LOOK_S)  # the loop notes how the process ended, and is closed after this
             raise
 
 
@@ -248,11 +252,6 @@ def _end(transport: asyncio.SubprocessTransport) -> None:
             os.killpg(transport.get_pid(), signal.SIGKILL)
         else:
             transport.kill()
-
-
-def _heard(record: logging.LogRecord) -> bool:
-    """A log filter against asyncio's message that a process ended after its loop, as after a failed start."""
-    return record.msg != "Loop %r that handles pid %r is closed"
 
 
 def _unheard(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
