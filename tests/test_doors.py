@@ -422,6 +422,12 @@ def test_hydra_full_error_shows_the_traceback(enter: Any, monkeypatch: pytest.Mo
 
 
 @pytest.mark.hydra
+@pytest.mark.parametrize("option", ["disabled", "none", "stdout"])
+def test_hydras_other_ways_to_log_are_taken(option: str, enter: Any) -> None:
+    assert len(enter(f"hydra/job_logging={option}", "hydra/hydra_logging=disabled").calls) == 1
+
+
+@pytest.mark.hydra
 def test_each_run_has_a_folder_of_its_own(enter: Any, tmp_path: Path) -> None:
     folders = [enter(f"task_name={name}").calls[0][1] for name in ("a", "a", "b")]
     assert len(set(folders)) == 3
