@@ -17,7 +17,7 @@ help: ## this list
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[dev]' $(PIP_ARGS)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' $(PIP_ARGS)
 	@touch $@
 
 install: $(READY) ## make .venv and install rookexp with its development tools
