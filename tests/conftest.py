@@ -103,7 +103,7 @@ def sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], quiet_logging: None
 ) -> Sweeps:
     """Types commands of sweeps in an empty folder."""
-    from sweeping import Sweeps
+    from sweeping import Sweeps  # after the hook above
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)

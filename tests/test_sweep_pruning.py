@@ -80,6 +80,21 @@ def test_the_best_value_of_an_earlier_seed_speaks_for_no_later_one(tmp_path: Pat
     assert len(ends) == 1, "each seed has its first steps, and a point that is computed to its end its value"
 
 
+def composed(words: str) -> Settings:
+    """The settings of a sweep that is typed so."""
+    with hydra.initialize_config_dir(str(conf_dir()), **version_base()):
+        overrides = words.replace("sweep.", "hydra.sweeper.").split()
+        node = hydra.compose("config", overrides, return_hydra_config=True).hydra.sweeper
+    node.study_name = "a"
+    return settings.settings(OmegaConf.to_container(node))
+
+
+def test_nothing_is_pruned_unless_asked(tmp_path: Path) -> None:
+    how = composed("sweep=grid")
+    assert not how.prunes
+    assert not prunes(how, tmp_path, 9, 1, 45, 1)
+
+
 def prunes(how: Settings, folder: Path, points: int, seeds: int, steps: int, every: int) -> bool:
     """Whether the pruner ends one of some points, each worse than all before it."""
     study = optuna.create_study(direction="maximize", pruner=how.make_pruner(), study_name="a")
@@ -118,11 +133,7 @@ def prunes(how: Settings, folder: Path, points: int, seeds: int, steps: int, eve
 def test_a_pruner_that_can_end_nothing_says_so_and_no_other_does(
     pruner: str, sizes: list[tuple[int, int, int, int]], tmp_path: Path
 ) -> None:
-    words = f"sweep=grid pruner={pruner}".replace("sweep.", "hydra.sweeper.").split()
-    with hydra.initialize_config_dir(str(conf_dir()), **version_base()):
-        node = hydra.compose("config", words, return_hydra_config=True).hydra.sweeper
-    node.study_name = "a"
-    how = settings.settings(OmegaConf.to_container(node))
+    how = composed(f"sweep=grid pruner={pruner}")
     for points, seeds, steps, every in sizes:
         why = how.never_prunes(points, seeds, [(steps, every)])
         assert (why is None) == prunes(how, tmp_path, points, seeds, steps, every), (points, seeds, steps, every, why)

@@ -46,11 +46,9 @@ def valid_jobs(
 
     def error_of(point: Point) -> Exception | None:
         values = tuple(point.values())
-        if values not in known:
-            known[values] = error_when_tried(point)
-        return known[values]
-
-    def error_when_tried(point: Point) -> Exception | None:
+        if values in known:
+            return known[values]
+        known[values] = None
         try:
             composed = context.config_loader.load_sweep_config(config, job_overrides(space.job(point), config))
             if check is not None:
@@ -58,8 +56,8 @@ def valid_jobs(
                 check(job)
                 jobs.append(job)
         except (HydraException, OmegaConfBaseException, ConfigError) as error:
-            return error
-        return None
+            known[values] = error
+        return known[values]
 
     lists = {p.key: p.values if isinstance(p, Listed) else (p.low, p.high) for p in space.params}
     left = {(key, value): None for key, values in lists.items() for value in values}
