@@ -104,10 +104,10 @@ def phases(table: Table, task: Any, seen: Sequence[tuple[int, tuple[Prompt, ...]
         shares = ", ".join(f"{kind} {100 * n / counts.total():.1f} %" for kind, n in sorted(counts.items()))
         table.line("phase", f"{name}: steps {start + 1} to {end}, {shares}")
     if isinstance(task, Phases):
-        never = list(task.phases)[len(rows) :]
+        never = task.phases[len(rows) :]
         if never:
             names = ", ".join(name for name, _ in never)
-            table.line("phases", f"the run's {steps} steps end before {names}", "raise steps or shorten task.steps")
+            table.line("phases", f"the run's {steps} steps end before {names}", "raise steps or shorten task.schedule")
 
 
 def split(table: Table, config: Config, task: Any, trained: dict[str, Prompt], asked: Sequence[Prompt]) -> None:

@@ -166,6 +166,19 @@ def test_one_value_where_a_list_is_wanted_is_written_as_a_list() -> None:
     assert refused(node | {"files": 3}).endswith("allowed: a list of length >= 1, each text")
 
 
+def turns(*, schedule: Sequence[tuple[str, Annotated[int, Ge(1)] | None]]) -> Any:
+    return schedule
+
+
+def test_a_list_whose_places_have_types_of_their_own() -> None:
+    node = {"_target_": f"{HERE}.turns", "schedule": [["P", 25], ["A", None]]}
+    check.check_node(node, "task")
+    for wrong in (["P", 0], ["P"], ["P", 1, 2], [1, "P"], "P"):
+        assert refused(node | {"schedule": [["P", 25], wrong]}).endswith(
+            "allowed: a list, each a list of text, then an integer >= 1, or null"
+        )
+
+
 @pytest.mark.parametrize("key", ["count", "rate", "flag", "betas"])
 def test_a_missing_key_is_named(key: str) -> None:
     node = {k: v for k, v in WHOLE.items() if k != key}

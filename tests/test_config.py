@@ -189,7 +189,9 @@ def test_a_way_to_sample_that_there_is_not_is_one_line(word: str, line: str) -> 
 
 
 def test_a_way_to_sample_inside_a_mix_is_refused_and_not_ignored(tmp_path: Path) -> None:
-    config = compose(*TINY, "task=rookworld_phases", "task.steps=[1,null]", "task.sampling.A.temperature=0.7")
+    config = compose(
+        *TINY, "task=rookworld_phases", "task.schedule=[[P,1],[A,null]]", "task.sampling.A.temperature=0.7"
+    )
     inner = config["task"]["tasks"]["P"] = compose(*TINY, "task=rookworld_mix")["task"]
     build.build_training(config, tmp_path)
     inner["sampling"]["A"]["temperature"] = 0.7

@@ -95,14 +95,14 @@ def test_phases_are_listed_and_those_that_are_not_reached_fail(capsys: Any) -> N
     tasks = {"P": Letters("P"), "A": Letters("A")}
     for steps, failed in ((30, []), (10, ["phases"])):
         table = dry_run.Table()
-        task = Phases(tasks=tasks, phases=["P", "A"], steps=[10, None], total_steps=steps, sampling={})
+        task = Phases(tasks=tasks, schedule=[("P", 10), ("A", None)], total_steps=steps, sampling={})
         dry_run.phases(table, task, dry_run.steps_of(task, steps), steps)
         assert table.failed == failed
     assert [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()] == [
         "ok phase P: steps 1 to 10, P 100.0 %",
         "ok phase A: steps 11 to 30, A 100.0 %",
         "ok phase P: steps 1 to 10, P 100.0 %",
-        "FAIL phases the run's 10 steps end before A; raise steps or shorten task.steps",
+        "FAIL phases the run's 10 steps end before A; raise steps or shorten task.schedule",
     ]
 
 

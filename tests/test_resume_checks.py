@@ -49,7 +49,7 @@ MEASURE |= {
     "validation_documents",
 }
 FREE = {"optim.lr", "task_name", "rewarded", "eval.every", "seeds", "model.seed", "hardware.device", "grpo.temperature"}
-FREE |= {"task.sampling.P.temperature", "task.total_steps", "task.steps", "task.phases", "task.prompts", "verdict"}
+FREE |= {"task.sampling.P.temperature", "task.total_steps", "task.schedule", "task.prompts", "verdict"}
 FREE |= {"batch_documents", "prompt_weight", "eval_every"}
 
 

@@ -239,7 +239,13 @@ def test_data_and_package_may_lie_elsewhere() -> None:
 
 def test_phases_and_sampling_do_not_change_what_is_measured() -> None:
     before = {"task.order": "epochs", "task.tasks.P.order": "fixed"}
-    keys = ("task.total_steps", "task.steps", "task.prompts", "task.sampling.P.temperature", "reward.engine.processes")
+    keys = (
+        "task.total_steps",
+        "task.schedule",
+        "task.prompts",
+        "task.sampling.P.temperature",
+        "reward.engine.processes",
+    )
     assert not [key for key in keys if resume_checks._measures(key, before)]
     assert resume_checks._measures("task.sampling.P.max_new_tokens", before)
     assert resume_checks._measures("task.tasks.P.prompts", before)

@@ -48,11 +48,11 @@ def test_prompts_say_which_of_several_tasks_asks_them() -> None:
     """By its name, for two may ask prompts of one kind."""
     tasks = {"first": Numbers("A", 5), "other": Numbers("A", 9)}
     both = Mixed(tasks=tasks, shares={"first": 0.5, "other": 0.5}, prompts=4, order="epochs", sampling={})
-    in_turn = Phases(tasks=tasks, phases=["first", "other"], steps=[2, None], total_steps=4, sampling={})
+    in_turn = Phases(tasks=tasks, schedule=[("first", 2), ("other", None)], total_steps=4, sampling={})
     assert Counter(prompt.source for prompt in both.select(3)) == {"first": 2, "other": 2}
     assert [{prompt.source for prompt in in_turn.select(step)} for step in (1, 2)] == [{"first"}, {"other"}]
     assert Counter(prompt.source for prompt in both.prompts()) == {"first": 5, "other": 9}
-    within = Phases(tasks={"mix": both}, phases=["mix"], steps=[None], total_steps=4, sampling={})
+    within = Phases(tasks={"mix": both}, schedule=[("mix", None)], total_steps=4, sampling={})
     assert Counter(prompt.source for prompt in within.select(3)) == {"first": 2, "other": 2}
     assert {prompt.source for prompt in mixed({"P": 1.0}, 2).select(0)} == {""}, "there is one alone"
 
@@ -111,7 +111,7 @@ def test_the_right_answer_is_the_owners() -> None:
     assert task.kinds == ("P", "A")
     assert {task.gold(prompt) for prompt in task.select(0)} == {"P is right", "A is right"}
     nested = Phases(
-        tasks={"both": task, "B": Numbers("B", 3)}, phases=["B", "both"], steps=[1, None], total_steps=4, sampling={}
+        tasks={"both": task, "B": Numbers("B", 3)}, schedule=[("B", 1), ("both", None)], total_steps=4, sampling={}
     )
     assert [nested.gold(prompt) for prompt in nested.select(0)] == ["B is right"] * 3
     assert nested.gold(nested.select(1)[-1]) == "A is right"
@@ -129,13 +129,13 @@ def test_wrong_shares_are_refused(shares: dict[str, float], words: str) -> None:
 # ---- phases ---------------------------------------------------------------------------------------------------------
 
 
-def phased(phases: list[str], steps: list[int | None], total: int) -> Phases:
+def phased(schedule: list[tuple[str, int | None]], total: int) -> Phases:
     tasks = {"P": Numbers("P", 100), "A": Numbers("A", 100)}
-    return Phases(tasks=tasks, phases=phases, steps=steps, total_steps=total, sampling={})
+    return Phases(tasks=tasks, schedule=schedule, total_steps=total, sampling={})
 
 
 def test_phases_follow_each_other_and_a_task_that_comes_again_goes_on() -> None:
-    task = phased(["P", "A", "P"], [2, 3, None], 8)
+    task = phased([("P", 2), ("A", 3), ("P", None)], 8)
     assert task.table() == [("P", 0, 2), ("A", 2, 5), ("P", 5, 8)]
     letters = ["".join(sorted({prompt.task for prompt in task.select(step)})) for step in range(9)]
     assert letters == list("PPAAAPPPP")  # the last one is after the run, as a doctor of a finished run may ask
@@ -145,25 +145,24 @@ def test_phases_follow_each_other_and_a_task_that_comes_again_goes_on() -> None:
 
 
 def test_a_task_goes_on_whatever_came_before_its_first_phase() -> None:
-    task, alone = phased(["P", "A", "P", "A"], [2, 3, 1, None], 9), Numbers("A", 100)
+    task, alone = phased([("P", 2), ("A", 3), ("P", 1), ("A", None)], 9), Numbers("A", 100)
     assert [task.select(step) for step in (2, 3, 4, 6, 7, 8)] == [alone.select(step) for step in range(6)]
 
 
 def test_phases_that_the_run_cuts_off_are_not_in_the_table() -> None:
-    assert phased(["P", "A"], [5, None], 3).table() == [("P", 0, 3)]
-    assert phased(["P", "A"], [5, 9], 7).table() == [("P", 0, 5), ("A", 5, 7)]
+    assert phased([("P", 5), ("A", None)], 3).table() == [("P", 0, 3)]
+    assert phased([("P", 5), ("A", 9)], 7).table() == [("P", 0, 5), ("A", 5, 7)]
 
 
 @pytest.mark.parametrize(
-    ("phases", "steps", "words"),
+    ("schedule", "words"),
     [
-        (["P"], [None], "each of P, A"),
-        (["P", "A", "C"], [1, 1, None], "each of P, A"),
-        (["P", "A"], [None, 3], "or null last"),
-        (["P", "A"], [3], "a number for each"),
-        (["P", "A"], [3, 3], "end before the run's 10 steps"),
+        ([("P", None)], "each of P, A"),
+        ([("P", 1), ("A", 1), ("C", None)], "each of P, A"),
+        ([("P", None), ("A", 3)], "a number of steps for each phase, or null for the last"),
+        ([("P", 3), ("A", 3)], "ends before the run's 10 steps"),
     ],
 )
-def test_phases_that_do_not_fit_are_refused(phases: list[str], steps: list[int | None], words: str) -> None:
+def test_phases_that_do_not_fit_are_refused(schedule: list[tuple[str, int | None]], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        phased(phases, steps, 10)
+        phased(schedule, 10)

@@ -161,7 +161,7 @@ def test_rows_that_are_no_documents_are_counted_listed_and_never_asked(tmp_path:
     kept = {row.place: row.text for row in task.reading.malformed}
     wanted = {f"train.jsonl, line {number}": text for number, text in enumerate(bad.values(), start=len(TEXTS) + 1)}
     assert kept == wanted | {f"train.jsonl, line {len(TEXTS) + each}": None for each in (len(bad) + 1, len(bad) + 5)}
-    phases = Phases(tasks={"one": task, "two": task_of(HERE)}, phases=["one", "two"], steps=[1, None], total_steps=2,
+    phases = Phases(tasks={"one": task, "two": task_of(HERE)}, schedule=[("one", 1), ("two", None)], total_steps=2,
                     sampling={})  # fmt: skip
     assert malformed_of([phases, object()]) == malformed_of([task]) == task.reading.malformed
     clean = task_of(HERE)

@@ -24,6 +24,7 @@ from rookexp.config.hints import (
     SCALARS,
     UNION_ORIGINS,
     fits,
+    fixed_items,
     literal_words,
     misfit,
     type_hints,
@@ -179,6 +180,8 @@ def allowed(hint: Any) -> str:
     if hint in SCALARS:
         return SCALARS[hint]
     kind = origin or hint
+    if fixed_items(kind, args):
+        return f"a list of {', then '.join(map(allowed, args))}"
     if kind in LIST_ORIGINS:
         return f"a list, each {allowed(args[0])}" if args else "a list"
     if kind in DICT_ORIGINS:

@@ -8,7 +8,7 @@ import math
 import operator
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Annotated, Any, Literal, Union
 
@@ -69,6 +69,8 @@ def fits(value: Any, hint: Any) -> bool:
     if hint in SCALARS:
         return isinstance(value, hint)
     kind = origin or hint
+    if fixed_items(kind, args):
+        return isinstance(value, list) and len(value) == len(args) and all(map(fits, value, args))
     if kind in LIST_ORIGINS:
         item = args[0] if args else Any
         return isinstance(value, list) and all(fits(v, item) for v in value)
@@ -76,6 +78,11 @@ def fits(value: Any, hint: Any) -> bool:
         item = args[1] if len(args) == 2 else Any
         return isinstance(value, Mapping) and all(isinstance(k, str) and fits(v, item) for k, v in value.items())
     return False  # an object: only a node can give one
+
+
+def fixed_items(kind: Any, args: Sequence[Any]) -> bool:
+    """Whether a hint names each item's type, as `tuple[str, int]` does and `tuple[str, ...]` does not."""
+    return kind is tuple and bool(args) and args[-1] is not Ellipsis
 
 
 def misfit(name: str, value: Any, hint: Any) -> tuple[str, Any, Any]:

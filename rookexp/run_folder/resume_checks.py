@@ -18,7 +18,7 @@ from rookexp.run_folder.run_info import CONFIG, INFO, TRIAL, read_info, redacted
 
 ASKED = (runs.SEED, "task", "eval.positions", "corpus", "validation_documents")
 # The evaluation does not depend on these, except for the sampling keys in `measures.SCORED`.
-UNSEEN = ("task.sampling", "task.total_steps", "task.steps", "task.phases")
+UNSEEN = ("task.sampling", "task.total_steps", "task.schedule")
 CONTROLLED = ("AdaptiveKL", "ProportionalKL", "PpoRuleKL")  # coefficients that a controller moves by the measured KL
 ASSETS = "/rookexp/assets/"  # wherever the package lies
 DATA = {"positions", "data", "corpus"}  # parts of keys that name files or folders of rows

@@ -155,7 +155,7 @@ class Mixed(Several):
 
 
 class Phases(Several):
-    """Tasks one after another: phase i uses task `phases[i]` for `steps[i]` steps; null, in the last: all that remain.
+    """Tasks one after another: each entry of `schedule` is a task and its steps; null, in the last: all that remain.
 
     A task that comes again continues where it stopped. Evaluation uses the prompts of all tasks, whatever the phase.
     """
@@ -164,20 +164,19 @@ class Phases(Several):
         self,
         *,
         tasks: Mapping[str, Task],
-        phases: Annotated[Sequence[str], MinLen(1)],
-        steps: Sequence[Annotated[int, Ge(1)] | None],
+        schedule: Annotated[Sequence[tuple[str, Annotated[int, Ge(1)] | None]], MinLen(1)],
         total_steps: Annotated[int, Ge(1)],
         sampling: SamplingOverrides,
     ) -> None:
-        if set(phases) != set(tasks):
-            raise ConfigError(f"task.phases={list(phases)}: allowed: each of {', '.join(tasks)}, once or more")
-        if len(steps) != len(phases) or None in steps[:-1]:
-            raise ConfigError(f"task.steps={list(steps)}: allowed: a number for each of {list(phases)}, or null last")
-        known = [count for count in steps if count is not None]
-        if None not in steps and sum(known) < total_steps:
-            raise ConfigError(f"task.steps={list(steps)}: end before the run's {total_steps} steps; let null be last")
+        said = f"task.schedule={[list(phase) for phase in schedule]}"
+        if {name for name, _ in schedule} != set(tasks):
+            raise ConfigError(f"{said}: allowed: each of {', '.join(tasks)}, once or more")
+        if any(count is None for _, count in schedule[:-1]):
+            raise ConfigError(f"{said}: allowed: a number of steps for each phase, or null for the last")
+        self.phases = [(name, total_steps if count is None else count) for name, count in schedule]
+        if sum(count for _, count in self.phases) < total_steps:
+            raise ConfigError(f"{said}: ends before the run's {total_steps} steps; let null be last")
         self.tasks = tasks
-        self.phases = list(zip(phases, [*known, *[total_steps] * (None in steps)], strict=True))
         self.total_steps = total_steps
         self.sampling = sampling
 
