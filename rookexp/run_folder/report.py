@@ -107,10 +107,23 @@ def plot(rows: Rows, path: Path, *, title: str) -> None:
     panels = [draw for draw, names in known if any(len(column(rows, name)[1]) for name in names)] or [_reward]
     wide = len(panels) % 2  # of an odd number of panels the first takes the whole width
     lines = (len(panels) + 1) // 2
-    figure = Figure(figsize=(12.4 if len(panels) > 1 else 7.5, 3.3 * lines + 0.5), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title, fontsize=12, fontweight="bold")
-    grid = figure.add_gridspec(lines, 2)
+    columns = min(len(panels), 2)
+    width, height = (12.4 if columns == 2 else 7.5), 3.3 * lines + 0.5
+    figure = Figure(figsize=(width, height), dpi=110)
+    canvas = FigureCanvasAgg(figure)
+    figure.suptitle(title, y=1 - 0.1 / height, fontsize=12, fontweight="bold")
+    # Margins and gaps in inches: matplotlib's own layouts draw everything twice to find them.
+    left, right, top, bottom, across, below = 0.9, 0.12, 0.6, 0.48, 0.95, 0.78
+    grid = figure.add_gridspec(
+        lines,
+        columns,
+        left=left / width,
+        right=1 - right / width,
+        top=1 - top / height,
+        bottom=bottom / height,
+        wspace=across / ((width - left - right - across) / 2),
+        hspace=below / ((height - top - bottom - (lines - 1) * below) / lines),
+    )
     for i, draw in enumerate(panels):
         cell = grid[0, :] if wide and i == 0 else grid[(i + wide) // 2, (i + wide) % 2]
         axes = figure.add_subplot(cell)
@@ -123,11 +136,12 @@ def plot(rows: Rows, path: Path, *, title: str) -> None:
         if axes.get_legend() is None and axes.get_legend_handles_labels()[0]:
             axes.legend(**LEGEND)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    canvas.print_png(path)  # savefig draws twice
 
 
 def _curve(axes: Any, rows: Rows, name: str, colour: str = BLUE, label: str = "") -> None:
     x, y = column(rows, name)
+    axes.ticklabel_format(axis="y", scilimits=(-2, 5))  # short labels: the margins are fixed
     if len(y) < WINDOW:
         axes.plot(x, y, marker="o", markersize=3, linewidth=1.2, color=colour, label=label)
     else:
