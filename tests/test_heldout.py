@@ -146,6 +146,12 @@ def test_a_malformed_row_is_kept_as_it_was_found(tmp_path) -> None:
     path.write_text(f"{P_DOCUMENT}\n{two}\n")
     _, reading = held_out(path, ALL)
     assert [row.text for row in reading.malformed] == [two]
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{json.dumps({"text": P_DOCUMENT})}\n["no", "object"]\n{{"text": 5}}\n')
+    assert [row.text for row in held_out(path, ALL)[1].malformed] == ['["no", "object"]', '{"text": 5}']
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([["no", "object"], *rows_of(A_DOCUMENTS[0])]))
+    assert [row.text for row in held_out(path, ALL)[1].malformed] == ['["no", "object"]']
 
 
 def test_no_more_documents_are_checked_than_are_needed(tmp_path) -> None:

@@ -12,7 +12,7 @@ from statistics import mean
 from typing import Annotated, Any
 
 import chess
-from annotated_types import Ge, Gt, MinLen
+from annotated_types import Ge, Gt
 
 from rookexp import boards, chess_text
 from rookexp.config.check import spell
@@ -55,7 +55,7 @@ class PositionMix:
     positions: Annotated[int, Gt(0)] | None
     shares: Mapping[str, float]
     opening_plies: Annotated[int, Ge(0)]
-    middlegame_plies: Annotated[Sequence[Annotated[int, Ge(0)]], MinLen(1)]
+    middlegame_plies: tuple[Annotated[int, Ge(0)], Annotated[int, Ge(0)]]
     endgame_pieces: Annotated[int, Ge(4)]
     sheet: Annotated[int, Ge(1)]
     seed: Annotated[int, Ge(0)]

@@ -48,7 +48,7 @@ def rows_of(file: Path) -> Iterator[tuple[str, str | shards.NoText]]:
             f"{file}: no documents can be read ({what}); name a file of P or A documents, one a line, as "
             f"{EXAMPLE}, or make a corpus with `python -m rookexp.data`"
         )
-    document: Callable[[Any], str]
+    document: Callable[[Any], str | shards.NoText]
     if file.suffix == ".json":
         document, rows = whole_document, _listed(file)
         places = [f"row {number}" for number in range(1, len(rows) + 1)]
@@ -58,9 +58,9 @@ def rows_of(file: Path) -> Iterator[tuple[str, str | shards.NoText]]:
         places = [shard.place(number) for number in range(len(shard))]
     for place, row in zip(places, rows, strict=True):
         try:
-            text: str | shards.NoText = document(row)
+            text = document(row)
         except ValueError as error:
-            text = shards.NoText(str(error), row if isinstance(row, str) else None)
+            text = shards.NoText(str(error), row if isinstance(row, str) else json.dumps(row))
         if text:
             yield place, text
 
@@ -93,11 +93,9 @@ def _listed(file: Path) -> Sequence[Any]:
     return rows
 
 
-def _stated(text: str | shards.NoText) -> str:
-    """The document of a row, "" where it is blank. Raises: ValueError for none or several."""
-    if isinstance(text, shards.NoText):
-        raise ValueError(text.why)
-    return single_document(text)
+def _stated(text: str | shards.NoText) -> str | shards.NoText:
+    """The document of a row, "" where it is blank. Raises: ValueError for several."""
+    return text if isinstance(text, shards.NoText) else single_document(text)
 
 
 def whole_document(row: Any) -> str:

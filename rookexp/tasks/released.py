@@ -173,7 +173,7 @@ class RookWorld:
             if all(full(part, kind) for part in wanted for kind in "PA"):
                 break
             if isinstance(text, shards.NoText):
-                self.reading.refuse(place, text.why, None)
+                self.reading.refuse(place, text.why, text.text)
                 continue
             kind = "P" if text.replace(END_OF_TEXT, "").lstrip().startswith("P: ") else "A"
             if all(full(part, kind) for part in wanted):

@@ -25,7 +25,7 @@ class NoText:
     """Stands in place of a row's text, or of the one document in it: why there is none."""
 
     why: str
-    text: str | None = None  # in which there is not one document
+    text: str | None = None  # in which there is not one document: the column's, or a whole line of JSON lines
 
 
 class Shard(Protocol):
@@ -79,17 +79,18 @@ class Lines:
             text = line.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             return _not_utf8(error)
+        text = text.rstrip("\r\n")
         if self.path.suffix != ".jsonl":
-            return text.rstrip("\r\n")
+            return text
         try:
             row = json.loads(text)
         except (ValueError, RecursionError):
-            return NoText("not JSON")
+            return NoText("not JSON", text)
         if not isinstance(row, dict):
-            return NoText("not a JSON object")
+            return NoText("not a JSON object", text)
         if self.column not in row:
-            return NoText(_no_column(self.column, list(row)))
-        return _text_of(row[self.column], self.column)
+            return NoText(_no_column(self.column, list(row)), text)
+        return _text_of(row[self.column], self.column, text)
 
 
 class Parquet:
@@ -138,8 +139,8 @@ class Parquet:
         return f"row {row + 1}"
 
 
-def _text_of(value: Any, column: str) -> str | NoText:
-    return value if isinstance(value, str) else NoText(f"no text under {column!r}")
+def _text_of(value: Any, column: str, line: str | None = None) -> str | NoText:
+    return value if isinstance(value, str) else NoText(f"no text under {column!r}", line)
 
 
 def _not_utf8(error: UnicodeDecodeError) -> NoText:
