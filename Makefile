@@ -44,7 +44,7 @@ pretrain: $(READY) ## train the small model from scratch: python -m rookexp.pret
 	$(PY) -m rookexp.pretrain $(ARGS)
 
 test: $(READY) ## every test, files side by side on at most four cores
-	$(PY) -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+	$(PY) -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-fast: $(READY) ## the tests that take no more than a few seconds
 	$(PY) -m pytest -m "not slow" $(ARGS)

@@ -64,6 +64,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--golden", action="store_true", help="rewrite the texts in tests/golden instead of comparing")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first, then the long ones: `make test` gives them to workers in this order, and none of
+    these should be the last, when other workers have nothing left."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    sizes = {path: path.stat().st_size for path in {item.path for item in items}}
+    items.sort(key=lambda item: (item.path not in slow, -sizes[item.path], item.path))
+
+
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """Compares a text with tests/golden/<name>; `make golden` writes it there instead."""
