@@ -243,6 +243,22 @@ def test_a_run_keeps_its_id(tmp_path: Path) -> None:
     assert first != second
 
 
+@pytest.mark.parametrize(
+    ("word", "found"),
+    [
+        ("sweep.storage=postgresql+psycopg://me:hush@host/name", True),
+        ("sweep.storage=redis://:hush@host:6379/0", True),
+        ("sweep.storage=postgresql+psycopg://${oc.env:DB_USER}:${oc.env:DB_PASSWORD}@host/name", False),
+        ("sweep.storage=postgresql://me@host:5432/name", False),
+        ("sweep.storage=sqlite:///study.db", False),
+        ("hydra.searchpath=[pkg://a,file://b:c]", False),
+        ("reward@reward.rewards.P=engine", False),
+    ],
+)
+def test_a_password_in_an_address_is_seen(word: str, found: bool) -> None:
+    assert run_info.has_password(word) is found
+
+
 def test_run_info_has_the_config_and_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "hush-env")
     config = {"seed": 7, "task": {"data_seed": 3, "eval": {"seed": 5}}, "hub": {"token": "hush-config"}}

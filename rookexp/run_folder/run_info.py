@@ -24,6 +24,8 @@ PACKAGES = (
 )  # fmt: skip
 SECRET = re.compile(r"(^|[._-])(api_?key|token|password|passwd|secret)$", re.IGNORECASE)
 IN_MAPPING = re.compile(r"[{,]\s*['\"]?([^{}:,'\"]*)['\"]?\s*:")  # keys of a typed mapping, as in key={a:1,b:2}
+IN_ADDRESS = re.compile(r"://[^/\s:@]*:[^/\s@]+@")  # a password, as in postgresql://user:password@host
+INTERPOLATION = re.compile(r"\$\{[^{}]*\}")
 HIDDEN = "***"
 # Files in a run's folder; SWEEP is in a sweep's folder.
 CONFIG, INFO, TRIAL, SWEEP = "config.yaml", "run.json", "trial.json", "sweep.json"
@@ -124,6 +126,11 @@ def is_secret(argument: str) -> bool:
     """Whether a command-line word `key=value`, or `key={inner:value}`, gives a value to a secret-sounding key."""
     key, equals, value = argument.partition("=")
     return bool(equals) and any(SECRET.search(name.strip()) for name in (key, *IN_MAPPING.findall(value)))
+
+
+def has_password(argument: str) -> bool:
+    """Whether a command-line word has an address with a password in it that is not interpolated."""
+    return IN_ADDRESS.search(INTERPOLATION.sub("", argument)) is not None
 
 
 def git_state() -> dict[str, Any] | None:
