@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
+from rookexp import stop
 from rookexp.config import door
 from rookexp.errors import ConfigError, RookexpError
 
@@ -30,11 +35,12 @@ def bench(config: dict[str, Any], run_folder: Path) -> None:
             "allowed: a new folder; name another one or delete this one"
         )
     try:
-        section = runner.Runner(asked, config, run_folder, lambda text: print(text, flush=True)).run()
+        with interruptible():
+            section = runner.Runner(asked, config, run_folder, lambda text: print(text, flush=True)).run()
         if asked.report is not None:
             report.add(Path(asked.report).expanduser(), section)
             print(f"added to {asked.report}")
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         print(f"\ninterrupted: nothing was added to a report; what was measured is in {run_folder}", flush=True)
         raise
     except RookexpError as error:
@@ -42,6 +48,20 @@ def bench(config: dict[str, Any], run_folder: Path) -> None:
         if not saved.is_file():
             raise
         raise type(error)(f"{error}; what was measured is in {saved}") from error
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Inside, SIGTERM raises SystemExit, so that the processes that were started end, too, as after Ctrl-C."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(stop.exit_status(number))
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":
