@@ -48,7 +48,7 @@ MISTAKES = {
     f"{LR} sweep=grid,tpe_pruned": "sweep=grid,tpe_pruned: is about the sweep itself and has one value",
     f"{LR} sweep.seeds=1,2": "sweep.seeds=1,2: is about the sweep itself and has one value; a list is written sweep.",
     f"{LR} sampler=tpee": "sampler=tpee: allowed: cmaes, gp, nsga2, nsga3, qmc, random, tpe; did you mean sampler=tpe?",
-    f"{LR} sweep.sampler.seed=x": "sweep.sampler: TPESampler does not take ",
+    f"{LR} sweep.sampler.seed=x": "TPESampler does not take sweep.sampler.n_startup_trials=10, sweep.sampler.seed=x: ",
 }
 
 

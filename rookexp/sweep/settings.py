@@ -189,4 +189,5 @@ def make(node: Mapping[str, Any], path: str) -> Any:
     except ImportError as error:
         raise ConfigError(f"{path}: {name} needs a package that is not here; type {EXTRA}") from error
     except (TypeError, ValueError) as error:  # Optuna refuses a value itself; its annotations cannot be read
-        raise ConfigError(f"{path}: {name} does not take {dict(node)}: {' '.join(str(error).split())}") from error
+        given = ", ".join(f"{path}.{key}={check.spell(value)}" for key, value in node.items() if key != "_target_")
+        raise ConfigError(f"{name} does not take {given or 'nothing'}: {' '.join(str(error).split())}") from error
