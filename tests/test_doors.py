@@ -144,7 +144,8 @@ MISTAKES = {
     "--config-path nowhere": "--config-path nowhere: no such folder; allowed: one in place of conf/",
     "--experiment=overfit": ", --version; did you mean experiment=overfit?",
     "hydra.mode=MULTIRUN seed=0,1": "hydra.mode=MULTIRUN: type the flag -m in its place",
-    "sweep.storage=postgresql://me:hush@host/name": "sweep.storage=***: others can read what is typed; type ${oc.env:",
+    "sweep.storage=postgresql://me:hush@host/name": "sweep.storage=***: others can read what is typed; "
+    "put it into .env: WANDB_API_KEY=... for W&B; a database's password is then typed as ${oc.env:NAME}",
     "+hydra.job.env_set={A:1,'WANDB_API_KEY':x}": "+hydra.job.env_set=***: others can read what is typed",
     "-m hydra.sweeper.n_trials=3 seed=0,1": "sweep.n_trials=3: which sweep? add a recipe",
     "-m hydra.launcher.n_jobs=2 seed=0,1": "n_jobs=2: hydra/launcher=basic has no keys; choose another option of ",

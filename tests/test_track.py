@@ -256,7 +256,7 @@ def test_a_run_keeps_its_id(tmp_path: Path) -> None:
     ],
 )
 def test_a_password_in_an_address_is_seen(word: str, found: bool) -> None:
-    assert run_info.has_password(word) is found
+    assert run_info.is_secret(word) is found
 
 
 def test_run_info_has_the_config_and_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from rookexp.config import composing, environment, mistakes, recipes, resume
 from rookexp.config.composing import HYDRA_VERSION, PACKAGE, conf_dir, configs, refuse_hidden, searchpath, version_base
 from rookexp.errors import ConfigError, DataError, EngineError, Reconfigured, RookexpError, RunStopped
 from rookexp.run_folder import labels
-from rookexp.run_folder.run_info import has_password, is_secret
+from rookexp.run_folder.run_info import is_secret
 
 SWEEPER, SWEEP_KEY = "hydra.sweeper.", "sweep."  # prefix of a sweeper's key in the config, and as typed
 HYDRAS_OWN = (SWEEPER + "params", SWEEPER + "max_batch_size")  # keys that Hydra's own sweeper has, too
@@ -237,10 +237,8 @@ def arrange(argv: list[str], config_name: str) -> list[str]:
         plainly = text.lstrip("+")
         if is_secret(plainly):  # before Hydra writes it into the run's folder
             key = text.partition("=")[0]
-            raise ConfigError(f"{key}=***: others can read what is typed; put W&B's key into .env: WANDB_API_KEY=...")
-        if has_password(plainly):
-            key = text.partition("=")[0]
-            raise ConfigError(f"{key}=***: others can read what is typed; type ${{oc.env:NAME}} for the password")
+            into = "WANDB_API_KEY=... for W&B; a database's password is then typed as ${oc.env:NAME}"
+            raise ConfigError(f"{key}=***: others can read what is typed; put it into .env: {into}")
         if plainly.startswith("hydra.job.chdir=") and text.partition("=")[2].lower() != "false":
             raise ConfigError(f"{text}: relative paths would lead elsewhere; a run writes into its own folder anyway")
         if plainly.startswith("hydra.mode="):

@@ -123,14 +123,11 @@ def redacted(value: Any) -> Any:
 
 
 def is_secret(argument: str) -> bool:
-    """Whether a command-line word `key=value`, or `key={inner:value}`, gives a value to a secret-sounding key."""
+    """Whether a command-line word `key=value`, or `key={inner:value}`, gives a value to a secret-sounding key, or holds
+    an address with a password that is not interpolated."""
     key, equals, value = argument.partition("=")
-    return bool(equals) and any(SECRET.search(name.strip()) for name in (key, *IN_MAPPING.findall(value)))
-
-
-def has_password(argument: str) -> bool:
-    """Whether a command-line word has an address with a password in it that is not interpolated."""
-    return IN_ADDRESS.search(INTERPOLATION.sub("", argument)) is not None
+    named = bool(equals) and any(SECRET.search(name.strip()) for name in (key, *IN_MAPPING.findall(value)))
+    return named or IN_ADDRESS.search(INTERPOLATION.sub("", value)) is not None
 
 
 def git_state() -> dict[str, Any] | None:
