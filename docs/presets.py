@@ -41,7 +41,7 @@ TASKS = ("black_repair", "a_openings", "phases", "full")
 WHOLE = ("loss", "baseline", "kl", "reference", "grpo", "optim", "reward")
 # ... or the option alone; then single keys.
 CHOICES = ("model", "task")
-KEYS = ("task.order", "task.style", "task.tasks.P.analysed", "steps")
+KEYS = ("task.order", "task.p_style", "task.tasks.P.analysed", "steps")
 
 INTRO = """\
 # Presets

@@ -248,8 +248,8 @@ def build_evaluation(config: Config, run_folder: Path) -> Exam:
     Raises: ConfigError or DataError for what cannot be built.
     """
     own = check_groups(config, EVALUATE_GROUPS, Exam, EXAM_GIVEN)
-    if own["style"] is None:
-        own["style"] = runs.style_of(config["model"].get("path"))
+    if own["p_style"] is None:
+        own["p_style"] = runs.p_style_of(config["model"].get("path"))
     hardware: Hardware = make(config["hardware"])
     policy = load_policy(config, hardware)
     across.refuse_longer({"max_new_tokens": own["max_new_tokens"]}, policy.model.config.n_positions)
@@ -257,9 +257,9 @@ def build_evaluation(config: Config, run_folder: Path) -> Exam:
         policy=policy,
         autocast=hardware.autocast,
         head_chunk=hardware.head_chunk,
-        name=f"{config['model'].get('path', config['model']['_target_'])}, {hardware.precision}, {own['style']}",
+        name=f"{config['model'].get('path', config['model']['_target_'])}, {hardware.precision}, {own['p_style']}",
         folder=run_folder,
-        record=run_info.record({**config, "style": own["style"]}, sys.argv) | {"precision": hardware.precision},
+        record=run_info.record({**config, "p_style": own["p_style"]}, sys.argv) | {"precision": hardware.precision},
         **own,
     )
 

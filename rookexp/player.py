@@ -32,7 +32,7 @@ class Player:
 
         At temperature 0 it depends on the position alone, unless it was `stopped` or its move is a random legal one.
         """
-        prompt = chess_text.P_PROMPTS[settings.style or "bare"](fen)
+        prompt = chess_text.P_PROMPTS[settings.p_style or "bare"](fen)
         return choose(prompt + self.complete(prompt, settings, turn, stopped), legal, settings, turn)
 
     def complete(self, prompt: str, settings: Settings, turn: int, stopped: Callable[[], bool]) -> str:

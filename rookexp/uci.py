@@ -38,8 +38,8 @@ def uci(config: dict[str, Any], run_folder: Path) -> None:
     from rookexp.uci_protocol import Engine, Settings
 
     own = nodes.check_groups(nodes.without(config, GROUPS), (), Settings, group_given={}, group_also={})
-    if own["style"] is None:
-        own["style"] = runs.style_of(config["model"].get("path"))
+    if own["p_style"] is None:
+        own["p_style"] = runs.p_style_of(config["model"].get("path"))
     name = Path(str(config["model"].get("path", "random"))).name
     with contextlib.suppress(BrokenPipeError), answering() as out:  # the GUI is gone
         engine = Engine(name=f"rookexp {name}", settings=Settings(**own), load=lambda: load(config), out=out)

@@ -38,7 +38,7 @@ class Settings:
     reading: Reading  # the move of an answer: the one after B:, or the listed one with the highest evaluation
     illegal_move: IllegalMove  # what is played if that move is illegal; any_legal also if no listed move is legal
     multipv: Annotated[int, Ge(1), Le(chess_text.MAX_LINES)]  # lines of an answer that are sent
-    style: Literal["bare", "padded_prefill"] | None  # of the prompt; None = bare
+    p_style: Literal["bare", "padded_prefill"] | None  # of the prompt; None = bare
     max_new_tokens: Annotated[int, Ge(1)]  # longest completion
     seed: Annotated[int, Ge(0)]  # every random choice derives from it and from how many answers came before
     pgn: Annotated[str, MinLen(1)] | None  # file that the games are written to, each as far as played

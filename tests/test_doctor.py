@@ -910,7 +910,7 @@ def test_the_check_says_when_other_work_has_the_cores(
     assert lines[-1].startswith("self-check: nothing found")
 
 
-@pytest.mark.parametrize("more", ["", "task.style=bare grpo.temperature=1.3 baseline=gae"])
+@pytest.mark.parametrize("more", ["", "task.p_style=bare grpo.temperature=1.3 baseline=gae"])
 def test_the_embedded_model_is_healthy(more: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     door.register_resolvers()
     words = ["hardware=cpu", "hardware.threads=1", "track=local", "hardware.precision=fp32", *more.split()]

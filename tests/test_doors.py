@@ -366,9 +366,9 @@ DOOR_MISTAKES = [
     ("data", "resume=made", "resume=made: no such key"),
     ("pretrain", "experiment=mini", "experiment=mini: not a group of this command, which has hardware, model, optim, "),
     ("data", "optim=adamw", "optim=adamw: not a group of this command, which has none"),
-    ("evaluate", "stile=bare", "did you mean style?"),
+    ("evaluate", "p_stile=bare", "did you mean p_style?"),
     ("evaluate", "run=x", "temperature, top_k\n"),  # not: did you mean hydra.run?
-    ("evaluate", "style=padded", "style=padded: allowed: bare, padded_prefill"),
+    ("evaluate", "p_style=padded", "p_style=padded: allowed: bare, padded_prefill"),
     ("evaluate", "limit=0", "limit=0: allowed: an integer >= 1, or null"),
     ("evaluate", "+folder=here", "folder=here: no such key"),
     ("evaluate", f"{TINY} documents=[nowhere.txt]", "nowhere.txt"),

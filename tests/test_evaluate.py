@@ -52,7 +52,7 @@ def policy() -> Pretrained:
 def exam_of(folder: Path, files: Sequence[Path], **other: Any) -> Exam:
     """An evaluation of documents alone, unless more is asked for."""
     settings: dict[str, Any] = {
-        "limit": None, "style": "bare", "max_new_tokens": 200, "batch": 2, "illegal_moves": 0, "mates": [],
+        "limit": None, "p_style": "bare", "max_new_tokens": 200, "batch": 2, "illegal_moves": 0, "mates": [],
         "games": 0, "plies": 6, "temperature": 0.6, "top_k": 5, "seed": 0,
         "engine": None, "engine_path": None, "engine_nodes": 100,
     }  # fmt: skip
@@ -144,7 +144,7 @@ def lines(folder: Path, name: str) -> list[dict[str, Any]]:
 def test_gold_answers_score_everything(tmp_path, corpus, speak, style) -> None:
     sizes = speak(lambda prompt: gold(prompt) if "d2d4" in prompt or "P: " in prompt else perfect(prompt))
     told: list[str] = []
-    results = exam_of(tmp_path / "run", [corpus], style=style).run(told.append)
+    results = exam_of(tmp_path / "run", [corpus], p_style=style).run(told.append)
     found = written(tmp_path / "run")
     assert list(found) == list(results) == ["test.txt, P", "test.txt, A", "first moves, A"]
     assert sizes == [2, 2, 1, *[2] * 10]

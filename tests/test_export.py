@@ -118,14 +118,14 @@ def test_float32_is_exact_and_bfloat16_rounded(model: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("style", "example", "asked"),
     [
-        ("padded_prefill", f"{PROMPT_OF_CARD}{' ' * 25}M:", " style=padded_prefill"),
+        ("padded_prefill", f"{PROMPT_OF_CARD}{' ' * 25}M:", " p_style=padded_prefill"),
         ("bare", PROMPT_OF_CARD, ""),
         ("my_own", PROMPT_OF_CARD, ""),
     ],
 )
 def test_the_card_asks_as_the_run_was_trained(style: str, example: str, asked: str, run: Path, tmp_path: Path) -> None:
     config = yaml.safe_load((run / "config.yaml").read_text())
-    config["task"]["style"] = style
+    config["task"]["p_style"] = style
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     wrote(run=run, out=tmp_path / "mine")
     card = (tmp_path / "mine" / "README.md").read_text(encoding="utf-8")

@@ -51,7 +51,7 @@ def test_the_files_of_a_configuration(tmp_path: Path, monkeypatch: pytest.Monkey
     names = [f"shards/{name}" for name in ("train.jsonl", "test.jsonl", *unread)]
     for name in (*names, "bare", "p.jsonl"):
         (tmp_path / name).write_text(name, encoding="utf-8")
-    task = {"data": "shards", "files": "*train*", "evaluate": "*test*", "style": "bare", "seed": 0}
+    task = {"data": "shards", "files": "*train*", "evaluate": "*test*", "p_style": "bare", "seed": 0}
     found = fingerprints.of_data(
         {"task": task, "eval": {"positions": {"P": "p.jsonl"}}, "reward": {"cache": "p.jsonl"}}
     )

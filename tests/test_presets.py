@@ -157,7 +157,7 @@ WARMUP = "kl=warmup kl.warmup=20 kl.unit=steps kl.shape=switch"
 MINI = f"""
     {CLIP} grpo.group_size=8 grpo.prompts_per_step=8 steps=1000 grpo.entropy_coef=0.01 reward=continuous
     kl=adaptive kl.coef=0.02 kl.target_nats=0.01 kl.band_high=2 kl.up=1.5 kl.band_low=0.5 kl.down=0.8
-    kl.min_coef=0.001 kl.max_coef=1 task.style=bare eval.every=10
+    kl.min_coef=0.001 kl.max_coef=1 task.p_style=bare eval.every=10
     optim=adamw_cosine optim.lr=1e-05 optim.betas=[0.9,0.95] optim.schedule.warmup_steps=50
     optim.schedule.floor_ratio=0.1 optim.grad_clip=1
     grpo.max_new_tokens=144 grpo.temperature=0.8 grpo.top_k=50 grpo.top_p=0.95

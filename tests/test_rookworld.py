@@ -48,7 +48,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> str:
 
 
 def task_of(positions: str, **changes: Any) -> PolicyTask:
-    options = {"prompts": 4, "order": "epochs", "colours": "balanced", "style": "bare", "seed": 1}
+    options = {"prompts": 4, "order": "epochs", "colours": "balanced", "p_style": "bare", "seed": 1}
     options |= {"analysed": 0.0, "list_order": "best_first"}
     return PolicyTask(Bytes(), positions=positions, **options | changes)
 
@@ -68,13 +68,13 @@ def test_prompt_carries_text_ids_and_annotation(folder: Path) -> None:
     assert bare.text == f"P: {chess.STARTING_FEN}"
     assert (bare.ids, bare.task) == (tuple(bare.text.encode()), "P")
     assert bare.answer == Annotation(chess.STARTING_FEN, ("a2a3", "a2a4", "b1a3", "b1c3", "b2b3"), (50, 20, 20, 0, -9))
-    (padded,) = task_of(positions, prompts=1, order="fixed", style="padded_prefill").select(0)
+    (padded,) = task_of(positions, prompts=1, order="fixed", p_style="padded_prefill").select(0)
     assert padded.text == f"P: {chess.STARTING_FEN:<90}M:"
 
 
 @pytest.mark.parametrize("style", ["bare", "padded_prefill"])
 def test_gold_completes_the_document_and_earns_the_most(folder: Path, style: str) -> None:
-    task = task_of(write(folder / "gold.jsonl", rows_of(9)), style=style)
+    task = task_of(write(folder / "gold.jsonl", rows_of(9)), p_style=style)
     prompts = task.prompts()
     whole = [prompt.text + task.gold(prompt) for prompt in prompts]
     for prompt, text in zip(prompts, whole, strict=True):

@@ -36,16 +36,17 @@ def test_what_a_kill_left_is_read_too(tmp_path: Path) -> None:
 
 
 def test_a_run_knows_how_its_p_prompts_were_written(tmp_path: Path) -> None:
-    run = make(tmp_path / "7", **{"task.style": "padded_prefill"})
+    run = make(tmp_path / "7", **{"task.p_style": "padded_prefill"})
     model = run / "checkpoints" / "step-000020" / "model"
     model.mkdir(parents=True)
-    assert {runs.style_of(str(place)) for place in (run, model.parent, model)} == {"padded_prefill"}
+    assert {runs.p_style_of(str(place)) for place in (run, model.parent, model)} == {"padded_prefill"}
+    # A mix, of the time when the key was called `style`.
     mixed = make(tmp_path / "8", task={"tasks": {"P": {"style": "padded_prefill"}, "A": {"positions": "x"}}})
     (mixed / "checkpoints").mkdir()
-    assert runs.style_of(str(mixed)) == "padded_prefill"
+    assert runs.p_style_of(str(mixed)) == "padded_prefill"
     (tmp_path / "model").mkdir()
     elsewhere = (None, "", "owner/name", str(tmp_path / "model"), str(make(tmp_path / "9")))
-    assert {runs.style_of(place) for place in elsewhere} == {"bare"}
+    assert {runs.p_style_of(place) for place in elsewhere} == {"bare"}
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def task_of(data: Path, **changes: Any) -> RookWorld:
         "order": "epochs",
         "colours": "balanced",
         "sampling": {},
-        "style": "bare",
+        "p_style": "bare",
         "analysed": 0.0,
         "list_order": "shuffled",
         "black_best": "corrected",

@@ -30,8 +30,8 @@ from rookexp.rewards.engine import find_stockfish
 from rookexp.uci_protocol import Answer, Engine, Settings, seconds
 
 SETTINGS = Settings(
-    temperature=0.0, reading="written", illegal_move="best_listed", multipv=5, style="bare", max_new_tokens=160, seed=0,
-    pgn=None,
+    temperature=0.0, reading="written", illegal_move="best_listed", multipv=5, p_style="bare", max_new_tokens=160,
+    seed=0, pgn=None,
 )  # fmt: skip
 
 

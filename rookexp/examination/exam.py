@@ -47,7 +47,7 @@ class Exam:
     record: Mapping[str, Any]  # what is evaluated, how and by what code
     documents: Annotated[Sequence[str], MinLen(1)]
     limit: Annotated[int, Ge(1)] | None
-    style: Literal["bare", "padded_prefill"] | None  # build puts the style of the model's run in place of null
+    p_style: Literal["bare", "padded_prefill"] | None  # build puts the style of the model's run in place of null
     max_new_tokens: Annotated[int, Ge(1)]
     batch: Annotated[int, Ge(1)]
     illegal_moves: Annotated[int, Ge(0)]
@@ -70,7 +70,7 @@ class Exam:
             max_new_tokens=self.max_new_tokens,
         )
         self.cut_off = f"cut off at {self.max_new_tokens} tokens"
-        self.prompt = chess_text.P_PROMPTS[self.style or "bare"]
+        self.prompt = chess_text.P_PROMPTS[self.p_style or "bare"]
         self.asked: list[str] = []  # the P documents of all files
         self.readings: dict[str, reading.Reading] = {}  # of the files of documents, by name
         self.known: dict[str, dict[str, int]] | None = None  # Stockfish's evaluations of them; see `values`
@@ -149,7 +149,7 @@ class Exam:
         out = {"that repeat a question": part.repeated, "malformed rows of the file": malformed}
         left_out = ", ".join(f"{count} {what}" for what, count in out.items() if count)
         about = counted(len(golds), total, "documents") + (f"; left out: {left_out}" if left_out else "")
-        prompts = [prompt_of(gold, self.style or "bare") for gold in golds]
+        prompts = [prompt_of(gold, self.p_style or "bare") for gold in golds]
         tokens = token_documents(self.policy, file, golds)
         self.asked += [gold for gold in golds if gold.startswith("P: ")]
 

@@ -167,7 +167,7 @@ def refuse_malformed(document: str) -> None:
         row_of(document, "strict")
 
 
-def prompt_of(document: str, style: str) -> str:
+def prompt_of(document: str, p_style: str) -> str:
     """The prompt of a document that is not malformed; of P in one of the styles of `chess_text.P_PROMPTS`."""
     answer = chess_text.parse_p(document)
-    return chess_text.prompt_of(document) if answer is None else chess_text.P_PROMPTS[style](answer.fen)
+    return chess_text.prompt_of(document) if answer is None else chess_text.P_PROMPTS[p_style](answer.fen)

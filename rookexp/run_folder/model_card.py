@@ -79,9 +79,9 @@ def text(name: str, model: GPT2, origin: Origin | None, *, source: str, dtype: s
     sections = [("", about)]
     if origin is not None:
         sections += [("Training", list(training(origin))), ("Figures", list(figures(origin)))]
-    style = "bare" if origin is None else runs.style_in(origin.run.config)
-    asked = "" if style == "bare" else f" style={style}"
-    sections.append(("Use", [USE.format(name=name, prompt=chess_text.P_PROMPTS[style](EXAMPLE), asked=asked)]))
+    p_style = "bare" if origin is None else runs.p_style_in(origin.run.config)
+    asked = "" if p_style == "bare" else f" p_style={p_style}"
+    sections.append(("Use", [USE.format(name=name, prompt=chess_text.P_PROMPTS[p_style](EXAMPLE), asked=asked)]))
     sections.append(("Limits", [f"- {limit}" for limit in limits(sizes.n_positions, origin)]))
     body = "\n".join(f"\n## {title}\n\n" + "\n".join(lines) if title else "\n".join(lines) for title, lines in sections)
     return f"{front(base)}\n# {name.rpartition('/')[2]}\n\n{body}\n"

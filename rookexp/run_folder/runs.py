@@ -78,7 +78,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def style_of(model: str | None) -> str:
+def p_style_of(model: str | None) -> str:
     """The style of P prompts (see `chess_text.P_PROMPTS`) that the run at `model` was trained on; "bare" without a run.
 
     `model` is a run's folder, a checkpoint in it or the model in that, or anything else that `model.path` takes.
@@ -86,13 +86,13 @@ def style_of(model: str | None) -> str:
     path = Path(model or "").expanduser().absolute()
     places = [path, *path.parents[:3]] if model else []
     folder = next((p for p in places if (p / CONFIG).is_file() and (p / "checkpoints").is_dir()), None)
-    return "bare" if folder is None else style_in(read_config(folder))
+    return "bare" if folder is None else p_style_in(read_config(folder))
 
 
-def style_in(config: Mapping[str, Any]) -> str:
+def p_style_in(config: Mapping[str, Any]) -> str:
     """The style of P prompts in a run of this configuration; "bare" where it has none, several, or an unknown one."""
-    values = flat(config)
-    styles = {str(value) for key, value in values.items() if re.fullmatch(r"task\.(tasks\.\w+\.)*style", key)}
+    values = flat(config)  # the key was `style` until 2026-11-29
+    styles = {str(value) for key, value in values.items() if re.fullmatch(r"task\.(tasks\.\w+\.)*(p_)?style", key)}
     return styles.pop() if len(styles) == 1 and styles <= chess_text.P_PROMPTS.keys() else "bare"
 
 

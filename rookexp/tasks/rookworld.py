@@ -57,14 +57,14 @@ class PolicyTask:
         prompts: Annotated[int, Gt(0)],
         order: Literal["fixed", "epochs"],
         colours: Literal["balanced", "as_found"],
-        style: Literal["bare", "padded_prefill"],
+        p_style: Literal["bare", "padded_prefill"],
         analysed: Annotated[float, Ge(0), Le(1)],
         list_order: ListOrder,
         seed: int,
     ) -> None:
         self.tokenizer = tokenizer
         self.prompts_per_step = prompts
-        self.build = P_PROMPTS[style]
+        self.build = P_PROMPTS[p_style]
         self.analysed = Fraction(str(analysed))
         self.list_order: ListOrder = list_order
         self.seed = seed
