@@ -199,9 +199,18 @@ def _means(terms: Sequence[LossTerms], norms: Sequence[Tensor], epochs: int) -> 
 def _add_gradients(gradients: dict[str, list[Tensor]], loss: LossTerms, parameters: Sequence[nn.Parameter]) -> None:
     """Adds each term's gradient in a micro-batch to that in the earlier ones; keeps the graph for backward."""
     for name, term in loss.terms.items():
-        found = torch.autograd.grad(term, parameters, retain_graph=True, allow_unused=True)
-        new = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
-        gradients[name] = [a + b for a, b in zip(gradients[name], new, strict=True)] if name in gradients else new
+        _add_gradient(gradients.setdefault(name, []), term, parameters)
+
+
+def _add_gradient(sums: list[Tensor], term: Tensor, parameters: Sequence[nn.Parameter]) -> None:
+    """Adds the gradient of `term` to `sums`, which is empty at first; when it returns, only the sums take memory."""
+    found = torch.autograd.grad(term, parameters, retain_graph=True, allow_unused=True)
+    for i, (parameter, gradient) in enumerate(zip(parameters, found, strict=True)):
+        new = torch.zeros_like(parameter) if gradient is None else gradient
+        if i < len(sums):
+            sums[i] = sums[i] + new
+        else:
+            sums.append(new)
 
 
 def _shares(gradients: Mapping[str, Sequence[Tensor]]) -> dict[str, float]:
