@@ -13,6 +13,8 @@ from torch import Tensor
 
 from rookexp.compiling import fusible, kernels_for
 
+LEAST = 2.0**-25  # for a uniform of 0, which stands for those between 0 and 2^-24
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -103,4 +105,5 @@ def _exceeds(weights: Float[Tensor, "n m"], uniforms: Float[Tensor, " n"]) -> tu
     index = (cumulative > share).byte().argmax(-1, keepdim=True)
     weight = weights.gather(1, index)
     inside = 1 - (cumulative.gather(1, index) - share) / weight
-    return index[:, 0], inside.clamp(0, 1)[:, 0]
+    # By rounding many a uniform lies at the very start of its block, whose first token may be next to impossible.
+    return index[:, 0], inside.clamp(LEAST, 1)[:, 0]

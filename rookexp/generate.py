@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from rookexp.draw import Sampling, draw
+from rookexp.draw import LEAST, Sampling, draw
 from rookexp.errors import DataError
 from rookexp.lookup import guess
 from rookexp.ops import rounded
@@ -277,8 +277,9 @@ def checked_lengths(prompts: Sequence[Sequence[int]], sizes: Sizes) -> list[int]
 
 
 def _uniforms(seeds: Sequence[int], steps: int) -> Float[Tensor, "t n"]:
-    """`steps` uniforms in [0, 1) from the generator of each seed."""
-    return torch.stack([torch.rand(steps, generator=torch.Generator().manual_seed(seed)) for seed in seeds], 1)
+    """`steps` uniforms in (0, 1) from the generator of each seed."""
+    drawn = torch.stack([torch.rand(steps, generator=torch.Generator().manual_seed(seed)) for seed in seeds], 1)
+    return drawn.clamp(min=LEAST)  # at 0, one in 2^24 of what the generator gives, any first token would do
 
 
 def _assemble(

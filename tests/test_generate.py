@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from unittest import mock
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rookexp.draw import Sampling, filtered, inverse_cdf
+from rookexp.draw import Sampling, draw, filtered, inverse_cdf
 from rookexp.errors import DataError
 from rookexp.generate import Samples, greedy, sample
 from rookexp.models.gpt2 import GPT2, GPT2Config
@@ -309,6 +310,25 @@ def test_inverse_cdf_is_the_first_that_exceeds_its_share():
     shares = [0.0, *(k + 0.5 for k in range(16)), 16.0]
     found = [int(inverse_cdf(weights, torch.tensor([share / 16]))) for share in shares]
     assert found == [1, 1] + 2 * [3] + 5 * [4] + 9 * [7]
+
+
+def test_inverse_cdf_does_not_draw_an_all_but_impossible_token_at_the_start_of_a_block():
+    weights = torch.tensor([[0.25, 0.25, 1e-22, 0.5]])  # blocks of two
+    assert int(inverse_cdf(weights, torch.tensor([0.5]))) == 3
+
+
+def test_no_uniform_is_0_which_would_draw_the_first_token_however_unlikely():
+    seen = []
+
+    def spy(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+        seen.append(uniforms)
+        return draw(logits, uniforms, sampling)
+
+    zeros = mock.patch("torch.rand", side_effect=lambda count, generator: torch.zeros(count))
+    with zeros, mock.patch("rookexp.generate.draw", side_effect=spy):
+        sample(wild(), [[1, 2]], [5, 6], Sampling(temperature=1.0, top_k=None, top_p=None, max_new_tokens=3), EOT)
+    assert seen
+    assert all((uniforms > 0).all() for uniforms in seen)
 
 
 weight = st.one_of(st.just(0.0), st.floats(2**-20, 1.0, width=32), st.sampled_from([1e-30, 1.0, 3.0]))
