@@ -113,7 +113,7 @@ class MuonAdamW(torch.optim.Optimizer):
 
 
 def orthogonalised(matrix: Float[Tensor, "m n"]) -> Float[Tensor, "m n"]:
-    """The matrix with all singular values near 1 (0.7 to 1.2): Newton-Schulz iterations of an odd quintic."""
+    """The matrix with singular values near 1 (0.7 to 1.2; tiny ones less): Newton-Schulz steps of an odd quintic."""
     a, b, c = NEWTON_SCHULZ
     wide = matrix.shape[0] <= matrix.shape[1]
     x = matrix if wide else matrix.T
