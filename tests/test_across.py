@@ -101,6 +101,11 @@ SAID = {
         "baseline.min_mean; grpo.kl_placement=loss leaves the rewards as they are"
     ),
     "kl=fixed baseline=maxrl": "",
+    "reward=combined baseline=maxrl": (
+        "learns nothing: rewards that are normalised first have the mean 0 in every group, and it divides by the mean; "
+        "reward.normalise=sum_then_normalise leaves them as they are"
+    ),
+    "reward=combined reward.normalise=sum_then_normalise baseline=maxrl": "",
 }
 
 

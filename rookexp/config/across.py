@@ -101,8 +101,14 @@ def _divided_penalty(flat: Flat) -> str | None:
 
 
 def _below_zero(flat: Flat) -> str | None:
-    maxrl = flat.get("baseline._target_") == "rookexp.baselines.MaxRL"
-    if not maxrl or flat.get("grpo.kl_placement") != "reward" or _no_reference(flat):
+    if flat.get("baseline._target_") != "rookexp.baselines.MaxRL":
+        return None
+    if flat.get("reward.normalise") == "normalise_then_sum":
+        return (
+            "learns nothing: rewards that are normalised first have the mean 0 in every group, and it divides by the "
+            "mean; reward.normalise=sum_then_normalise leaves them as they are"
+        )
+    if flat.get("grpo.kl_placement") != "reward" or _no_reference(flat):
         return None
     return (
         "makes returns negative by the penalty, and baseline=maxrl learns nothing from a group whose mean is not above "
