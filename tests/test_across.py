@@ -96,16 +96,21 @@ SAID = {
         "changes nothing: a step has task.prompts prompts, of which each task gets its part of task.shares"
     ),
     "task=rookworld_phases task.tasks.A.prompts=7": "",
-    "kl=fixed grpo.kl_placement=reward baseline=maxrl": (
+    "kl=fixed grpo.kl_placement=reward grpo.advantage_clip=null baseline=maxrl": (
         "makes returns negative by the penalty, and baseline=maxrl learns nothing from a group whose mean is not above "
         "baseline.min_mean; grpo.kl_placement=loss leaves the rewards as they are"
     ),
-    "kl=fixed baseline=maxrl": "",
-    "reward=combined baseline=maxrl": (
+    "kl=fixed grpo.advantage_clip=null baseline=maxrl": "",
+    "baseline=maxrl": (
+        "is cut by grpo.advantage_clip=2, where one success in 24 would earn 23: prompts with few successes pull "
+        "alike; null cuts nothing"
+    ),
+    "grpo.group_size=3 baseline=maxrl": "",
+    "grpo.advantage_clip=null reward=combined baseline=maxrl": (
         "learns nothing: rewards that are normalised first have the mean 0 in every group, and it divides by the mean; "
         "reward.normalise=sum_then_normalise leaves them as they are"
     ),
-    "reward=combined reward.normalise=sum_then_normalise baseline=maxrl": "",
+    "grpo.advantage_clip=null reward=combined reward.normalise=sum_then_normalise baseline=maxrl": "",
 }
 
 

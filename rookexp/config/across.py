@@ -116,6 +116,16 @@ def _below_zero(flat: Flat) -> str | None:
     )
 
 
+def _cut(flat: Flat) -> str | None:
+    clip, most = flat.get("grpo.advantage_clip"), flat.get("grpo.group_size", 1) - 1  # the only success of a group
+    if flat.get("baseline._target_") != "rookexp.baselines.MaxRL" or clip is None or clip >= most:
+        return None
+    return (
+        f"is cut by grpo.advantage_clip={clip:g}, where one success in {most + 1} would earn {most}: prompts with few "
+        "successes pull alike; null cuts nothing"
+    )
+
+
 def _no_reference(flat: Flat) -> str | None:
     coefs = {f"kl.{name}": flat.get(f"kl.{name}") for name in ("coef", "start_coef", "end_coef")}
     if any(coefs.values()) or not str(flat.get("kl._target_")).startswith("rookexp.coefficients."):
@@ -177,6 +187,7 @@ IDLE: dict[tuple[str, ...], Callable[[Flat], str | None]] = {
     ("loss=", "grpo.aggregation="): _unlike_its_paper,
     ("grpo.kl_placement=",): _divided_penalty,
     ("baseline=maxrl",): _below_zero,
+    ("baseline=maxrl", "grpo.advantage_clip="): _cut,
     ("grpo.kl_type", "grpo.kl_placement"): _no_penalty,
     ("reference=ema", "reference=hard", "reference."): _fixed_reference,
     ("kl=warmup", "kl.coef", "kl.warmup"): _late_penalty,
