@@ -194,6 +194,18 @@ def test_a_function_in_place_of_a_class_is_told() -> None:
     assert refused({"_target_": f"{HERE}.paid"}) == f"group.prompts: missing; allowed: anything; {said}"
 
 
+class Asked:
+    """A task, which is given the run's tokenizer."""
+
+    def __init__(self, tokenizer) -> None:  # type: ignore[no-untyped-def]
+        self.tokenizer = tokenizer
+
+
+def test_a_task_whose_file_does_not_wait_for_the_tokenizer_is_told() -> None:
+    said = "the run gives it once the model is there: write _partial_: true beside _target_"
+    assert refused({"_target_": f"{HERE}.Asked"}) == f"group.tokenizer: missing; allowed: anything; {said}"
+
+
 def test_objects_may_be_absent_only_from_a_partial_node() -> None:
     node = {k: v for k, v in WHOLE.items() if k != "part"}
     check.check_node(node, "group", given=("seed",))

@@ -103,6 +103,8 @@ def check_call(
             remedy = ""
             if inspect.isfunction(target) and hints[key] is Any:  # a reward, say, in place of what makes one
                 remedy = f"; {target.__name__} is called once, with the keys of its file: name a class; see docs/own.md"
+            elif key == "tokenizer" and not runtime:
+                remedy = "; the run gives it once the model is there: write _partial_: true beside _target_"
             raise ConfigError(f"{join(path, key)}: missing; allowed: {allowed(hints[key])}{remedy}")
 
 
