@@ -287,6 +287,11 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         task_of(HERE, revision="main")
     with pytest.raises(DataError, match=r"no file of it matches '\*train\*' .*; task.files='\*' takes all"):
         task_of(tmp_path)
+    with pytest.raises(DataError, match="; it is empty$"):
+        task_of(tmp_path, files="*")
+    put(tmp_path / "other", "json", "train", TEXTS[:1])
+    with pytest.raises(DataError, match="; it has train.json$"):
+        task_of(tmp_path / "other", files="*")
     put(tmp_path, "txt", "train", TEXTS[:1])
     with pytest.raises(DataError, match=r"matches 'tset' .*; allowed in task.evaluate: validation, test, or"):
         task_of(tmp_path, evaluate="tset")

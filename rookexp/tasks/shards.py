@@ -159,8 +159,8 @@ def find(
 
     From the Hub only matching files are downloaded, once; with HF_HUB_OFFLINE=1 those that are there are used.
     `revision` is a branch, tag or commit there.
-    Raises: DataError when there is none, ending with `remedy`; when the Hub cannot be reached, or when local data is
-    given a revision.
+    Raises: DataError when there is none, ending with `remedy` unless a file matches or all would; when the Hub cannot
+    be reached, or when local data is given a revision.
     """
     path = Path(data).expanduser()
     if path.exists():
@@ -171,6 +171,8 @@ def find(
     match = matching(path, files) if path.is_dir() else [path]
     found = [p for p in match if p.suffix in SUFFIXES]
     if not found:
+        if match or files == "*":
+            remedy = f"it has {match[0].name}" if match else "it is empty"
         raise DataError(f"{data}: no file of it matches {files!r} and ends in {', '.join(SUFFIXES)}; {remedy}")
     return [opened(p, column) for p in found], [p.name for p in match if p.suffix not in SUFFIXES]
 
