@@ -69,7 +69,8 @@ def typed(
 def test_the_page_has_a_reward_a_task_an_algorithm_and_a_recipe(page: str, folder: Path) -> None:
     names = {"my_rewards.py", "options/reward/short.yaml", "my_tasks.py", "options/task/sums.yaml"}
     names |= {"my_algorithm.py", "options/loss/held.yaml", "options/baseline/middle.yaml"}
-    assert {name for _, name in FILE.findall(page)} == names | {"options/experiment/mine.yaml"}
+    names |= {"options/experiment/mine.yaml", "options/sweep/pulls.yaml"}
+    assert {name for _, name in FILE.findall(page)} == names
     assert len(COMMAND.findall(page)) == 2
     assert "`task=sums reward=short`" in page
     assert f"`{ALGORITHM}`" in page
@@ -85,6 +86,30 @@ def test_what_it_shows_trains(number: int, page: str, folder: Path, root: Path) 
     rows = [json.loads(row) for row in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     assert 0 <= rows[-1]["reward/mean"] <= 1
     assert rows[-1]["eval/characters"] > 0
+
+
+def test_its_sweep_runs(page: str, folder: Path, root: Path) -> None:
+    line = "-m --config-dir options sweep=pulls"
+    assert f"`{line}`" in page
+    done = in_a_shell(folder, root, *line.split(), "sweep.study_name=pulls", *SHORT[:-1])
+    assert done.returncode == 0, done.stderr
+    assert (folder / "multirun" / "pulls" / "trials.csv").read_text(encoding="utf-8").count(",complete,") == 2
+
+
+def test_a_schedule_of_ones_own_has_keys_of_its_own(page: str, typed: Typed, folder: Path) -> None:
+    (folder / "my_schedule.py").write_text(
+        "from rookexp.schedule import Schedule\n\n\nclass Low(Schedule):\n    def __init__(self, *, low):\n"
+        "        self.low = low\n\n    def factor(self, step):\n        return self.low\n"
+    )
+    words = ["optim.schedule._target_=my_schedule.Low", "+optim.schedule.low=0.3"]
+    status, _, errors = typed(*words, *SHORT)
+    assert status != 0
+    assert "optim.schedule.warmup_steps=0: no such key" in errors
+    without = "~optim.schedule.warmup_steps"
+    assert f"`'{without}'`" in page
+    assert f"`{words[1]}`" in page
+    status, _, errors = typed(*words, without, *SHORT)
+    assert status == 0, errors
 
 
 @pytest.mark.parametrize("algorithm", ["", ALGORITHM])
