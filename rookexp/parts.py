@@ -130,6 +130,8 @@ def prompts_of(method: str, given: Any) -> tuple[Prompt, ...]:
     if isinstance(given, Sequence) and given and all(isinstance(each, Prompt) for each in given):
         return tuple(given)
     what = "nothing" if given is None or given == () else f"a {type(given).__name__}"
+    if isinstance(given, Sequence) and not isinstance(given, str) and given:
+        what += f" with a {next(type(each).__name__ for each in given if not isinstance(each, Prompt))}"
     raise ConfigError(
         f"task: {method} gave {what}; wanted: a tuple of rookexp.types.Prompt, one or more; see docs/own.md"
     )

@@ -124,7 +124,7 @@ class Scores:
         object.__setattr__(self, "rewards", _floats("the rewards", self.rewards, None))
         if not isinstance(self.parts, Mapping):
             raise ConfigError(
-                f"reward: the parts of Scores are {type(self.parts).__name__}; wanted: a mapping, as in {{}}"
+                f"reward: the parts of Scores: {type(self.parts).__name__}; wanted: a mapping, as in {{}}"
             )
         if taken := OWN_NAMES & self.parts.keys():
             name = min(taken)
@@ -291,7 +291,7 @@ def _floats(what: str, x: Tensor, count: int | None) -> Tensor:
     """
     if not isinstance(x, Tensor) or x.dim() != 1 or count not in (None, len(x)):
         numbers = "one number a completion" if count is None else f"{count} numbers, one a completion"
-        raise ConfigError(f"reward: {what} of Scores are {described(x)}; wanted: a tensor of {numbers}")
+        raise ConfigError(f"reward: {what} of Scores: {described(x)}; wanted: a tensor of {numbers}")
     return x.detach().cpu().to(torch.promote_types(x.dtype, torch.float32))
 
 

@@ -255,11 +255,11 @@ def unchecked() -> Iterator[None]:
 
 
 WRONG = {
-    "Scores([0.0] * len(texts), {})": "reward: the rewards of Scores are list; wanted: .*",
-    "Scores(torch.zeros(len(texts), 1), {})": r"reward: the rewards of Scores are .* shape \[\d+, 1\]; wanted: .*",
+    "Scores([0.0] * len(texts), {})": "reward: the rewards of Scores: list; wanted: .*",
+    "Scores(torch.zeros(len(texts), 1), {})": r"reward: the rewards of Scores: .* shape \[\d+, 1\]; wanted: .*",
     "Scores(torch.zeros(len(texts) + 1), {})": r"reward=Short: score gave \d+ for \d+ completions; wanted: .*",
-    "Scores(torch.zeros(len(texts)), {'few': torch.zeros(2)})": "reward: part 'few' of Scores are .*; wanted: .*",
-    "Scores(lengths / 9, None)": r"reward: the parts of Scores are NoneType; wanted: a mapping, as in \{\}",
+    "Scores(torch.zeros(len(texts)), {'few': torch.zeros(2)})": "reward: part 'few' of Scores: .*; wanted: .*",
+    "Scores(lengths / 9, None)": r"reward: the parts of Scores: NoneType; wanted: a mapping, as in \{\}",
     "Scores(lengths, {}, Stages([[1]] * len(texts), lengths[:, None]))": "reward: ends and rewards of Stages are .*",
     "Scores(lengths, {}, Stages(lengths[:, None] - torch.tensor([0, 1]), lengths[:, None] * torch.tensor([0, 1])))": (
         r"reward: the stages of completion 0 end at \[\d+, \d+\]; wanted: ascending"
@@ -288,7 +288,7 @@ def test_scores_of_another_shape_are_one_line(given: str, folder: Path, typed: T
         ("select", "(self.prompt(i, i) for i in range(2))", "a generator"),
         ("select", "None", "nothing"),
         ("prompts", "()", "nothing"),
-        ("prompts", "['1+1=']", "a list"),
+        ("prompts", "['1+1=']", "a list with a str"),
     ],
 )
 def test_other_than_prompts_is_one_line(method: str, gives: str, said: str, folder: Path, typed: Typed) -> None:

@@ -302,6 +302,10 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     put(tmp_path, "txt", "train", [])
     with pytest.raises(DataError, match="; no rows in it"):
         task_of(tmp_path)
+    for name in ("train", "valid"):
+        put(tmp_path / "both", "txt", name, TEXTS[:3])
+    with pytest.raises(DataError, match=r"no P rows for evaluation; .*; rows of \*valid\* at positions that"):
+        task_of(tmp_path / "both", evaluate="*valid*", p_share=1.0)
 
 
 def test_a_parquet_file_that_is_none_and_a_missing_library_are_named(

@@ -36,7 +36,7 @@ def test_scores_are_floats_whatever_a_reward_counts_in(dtype: torch.dtype) -> No
 )
 def test_what_is_no_number_a_completion_is_refused(shape: tuple[int, ...], count: int | None, wanted: str) -> None:
     """Here behind the shapes that are checked under pytest; tests/test_own.py has it without those."""
-    said = f"reward: the parts of Scores are a tensor of shape {list(shape)}; wanted: {wanted}"
+    said = f"reward: the parts of Scores: a tensor of shape {list(shape)}; wanted: {wanted}"
     with pytest.raises(ConfigError, match=f"^{re.escape(said)}$"):
         types._floats("the parts", torch.zeros(shape), count)
 

@@ -83,7 +83,7 @@ class RookWorld:
             texts, asked = shards.shuffled(theirs, f"{seed}/evaluation"), set(self.kept)
             ask = {"evaluation": wanted["evaluation"]}
             taken |= self._take(texts, ask, lambda key: None if key in asked else "evaluation")
-        self._refuse_too_few(taken)
+        self._refuse_too_few(taken, evaluate)
         self.missed = list(missed(taken, wanted))
         if unread:
             kinds = ", ".join(shards.SUFFIXES)
@@ -204,7 +204,7 @@ class RookWorld:
                     self.labels[row] = label
         return taken
 
-    def _refuse_too_few(self, taken: Mapping[str, Taken]) -> None:
+    def _refuse_too_few(self, taken: Mapping[str, Taken], evaluate: str) -> None:
         """Raises: DataError where a part has no row of a kind that is asked, with what became of the rows."""
         self.reading.refuse_in_vain(self.data)
         for part, rows in taken.items():
@@ -216,6 +216,8 @@ class RookWorld:
                     if any(rows.values()):  # of the other kind there are
                         said += f", or do without {kind} (task.p_share={int(kind == 'A')})"
                     split = "a hash of a row's position names its split: of 100 train 97, validation 1, test 2"
+                    if part == "evaluation" and evaluate not in HASHED:
+                        split = f"rows of {evaluate} at positions that are trained on do not count"
                     raise DataError("; ".join([said, split, *self.reading.notes()]))
 
 
