@@ -371,6 +371,7 @@ DOOR_MISTAKES = [
     ("evaluate", "p_style=padded", "p_style=padded: allowed: bare, padded_prefill"),
     ("evaluate", "limit=0", "limit=0: allowed: an integer >= 1, or null"),
     ("evaluate", "+folder=here", "folder=here: no such key"),
+    ("evaluate", "documents={a:b}", "documents={a:b}: allowed: a list, which stands in square brackets\n"),
     ("evaluate", f"{TINY} documents=[nowhere.txt]", "nowhere.txt"),
     ("export", "rum=x", "did you mean run?"),
     ("export", "run=x", "out=null: allowed: a folder; type run=RUN out=FOLDER"),

@@ -14,7 +14,7 @@ from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep
 from hydra.errors import HydraException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 from yaml import YAMLError
 
@@ -199,6 +199,8 @@ def explain_override(text: str, config: DictConfig, loader: ConfigLoader) -> str
             return f"{text}: no such key; allowed {where}: {', '.join(names) or 'none'}{hint}"
         done.append(part)
         parent = parent._get_node(part)
+    if isinstance(parent, ListConfig) and isinstance(override.value(), dict):
+        return f"{text}: allowed: a list, which stands in square brackets"
     return None
 
 
