@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from rookexp.models.gpt2 import GPT2
 from rookexp.reference import EmaSync
 from rookexp.schedule import Cosine
 from rookexp.track import Tracker
+from rookexp.trainer import _add_gradients
 from rookexp.types import Experience, LossTerms
 
 AGGREGATIONS = list(aggregation.BY_NAME.values())
@@ -489,3 +491,30 @@ def test_two_runs_are_equal_and_another_seed_is_not() -> None:
     assert first.record.timeless() == second.record.timeless()
     assert torch.equal(flat(first.model), flat(second.model))
     assert not torch.equal(flat(first.model), flat(other.model))
+
+
+def test_a_diagnosed_step_keeps_one_gradient_a_term(monkeypatch: pytest.MonkeyPatch) -> None:
+    parameters = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))]
+    made: list[weakref.ref[Tensor]] = []
+    alive, of_torch = [], torch.autograd.grad
+
+    def grad(*args: Any, **options: Any) -> tuple[Tensor, ...]:
+        alive.append(sum(ref() is not None for ref in made))
+        found = of_torch(*args, **options)
+        made.extend(map(weakref.ref, found))
+        return found
+
+    monkeypatch.setattr(torch.autograd, "grad", grad)
+    sums: dict[str, list[Tensor]] = {}
+    for _ in range(2):
+        terms = {name: scale * sum((p**2).sum() for p in parameters) for name, scale in (("a", 1), ("b", 2), ("c", 3))}
+        _add_gradients(sums, LossTerms(terms, {}), parameters)
+    assert alive == [
+        0,
+        2,
+        4,
+        6,
+        4,
+        2,
+    ]  # the first sums are gradients; a later gradient lives no longer than its addition
+    assert [float(of[0][0]) for of in sums.values()] == [4, 8, 12]
