@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import shutil
 import sys
 from pathlib import Path
@@ -166,6 +167,8 @@ def test_a_openings_lists_every_first_move_and_ply(flagships: ModuleType, three:
         (Interval(0.8, 0.76, 0.84), "holds"),
         (Interval(0.8, 0.7, 0.9), "holds in the mean, not in the whole interval"),
         (Interval(0.7, 0.6, 0.8), "does not hold"),
+        (Interval(math.nextafter(0.75, 0), math.nextafter(0.75, 0), 0.8), "holds"),  # less by rounding alone
+        (Interval(0.7499, 0.7, 0.8), "does not hold"),
         (Interval(0.8, NAN, NAN), "holds in the mean; there is no interval"),
         (Interval(NAN, NAN, NAN), "does not hold"),
     ],
