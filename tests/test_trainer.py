@@ -509,12 +509,6 @@ def test_a_diagnosed_step_keeps_one_gradient_a_term(monkeypatch: pytest.MonkeyPa
     for _ in range(2):
         terms = {name: scale * sum((p**2).sum() for p in parameters) for name, scale in (("a", 1), ("b", 2), ("c", 3))}
         _add_gradients(sums, LossTerms(terms, {}), parameters)
-    assert alive == [
-        0,
-        2,
-        4,
-        6,
-        4,
-        2,
-    ]  # the first sums are gradients; a later gradient lives no longer than its addition
+    # The first sums are the gradients themselves; a later gradient lives no longer than its addition.
+    assert alive == [0, 2, 4, 6, 4, 2]
     assert [float(of[0][0]) for of in sums.values()] == [4, 8, 12]
