@@ -1,8 +1,9 @@
 """The comparison in docs/algorithms.md: runs it, draws docs/study.png, writes the table docs/study.md.
 
-`python docs/study.py` (or `make study`) trains what multirun/study does not hold yet and draws what it holds; with
-`--jobs 2` it trains two at a time, each with one thread: an hour and a half on two cores with bf16. Every run answers
-the same prompts, and the runs of a seed draw the same random numbers, so that differences are paired by seed.
+`python docs/study.py` (or `make study`) trains what multirun/study does not hold yet, goes on with runs that were
+stopped, and draws when all are finished; with `--jobs 2` it trains two at a time, each with one thread: an hour and a
+half on two cores with bf16. Every run answers the same prompts, and the runs of a seed draw the same random numbers, so
+that differences are paired by seed.
 """
 
 from __future__ import annotations
@@ -50,12 +51,19 @@ def folder(variant: str, seed: int) -> Path:
     return RUNS / variant.lower().replace(" ", "_") / f"seed-{seed}"
 
 
-def train(words: Sequence[str], variant: str, seed: int, threads: int | None) -> str:
-    """Trains one run unless it is finished; what is to be said of it."""
+def finished(variant: str, seed: int) -> bool:
+    """Whether a variant's run with a seed is there, whole."""
     where = folder(variant, seed)
-    if (where / run_info.CONFIG).is_file() and runs.read(where).status == "finished":
+    return (where / run_info.CONFIG).is_file() and runs.read(where).status == "finished"
+
+
+def train(words: Sequence[str], variant: str, seed: int, threads: int | None) -> str:
+    """Trains one run, or what is left of it, unless it is finished; what is to be said of it."""
+    if finished(variant, seed):
         return f"{variant}, seed {seed}: there already"
-    typed = ["experiment=study", *words, f"seed={seed}", f"hydra.run.dir='{where}'"]
+    where = folder(variant, seed)
+    begun = (where / run_info.CONFIG).is_file()
+    typed = [f"resume='{where}'"] if begun else ["experiment=study", *words, f"seed={seed}", f"hydra.run.dir='{where}'"]
     typed += [] if threads is None else [f"hardware.threads={threads}"]
     command = [sys.executable, "-m", "rookexp.train", *typed]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -169,6 +177,9 @@ def main() -> None:
     with ThreadPoolExecutor(jobs) as pool:
         for said in pool.map(lambda run: train(*run, None if jobs == 1 else 1), planned()):
             print(said, flush=True)
+    missing = [f"{variant}, seed {seed}" for _, variant, seed in planned() if not finished(variant, seed)]
+    if missing:  # half a run has figures, too
+        sys.exit(f"nothing is drawn, these are not finished: {'; '.join(missing)}")
     draw(FIGURE)
     TABLE.write_text(page(), encoding="utf-8")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
+import subprocess
 from pathlib import Path
 from types import ModuleType
 
@@ -94,3 +96,37 @@ def test_the_figure_is_drawn_from_all_runs_and_finished_ones_are_not_run_again(
     assert page.count("| GRPO |") == 1
     assert "Runs: rookexp 0.1.0, git abc.\n" in page
     assert all(f"| {variant} |" in page for variant, _ in variants)
+
+
+def test_a_stopped_run_goes_on_and_half_a_run_is_not_drawn(
+    study: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for family in study.FAMILIES.values():
+        for variant in family:
+            write(study, variant, [0.1, 0.2, 0.3], [0.05, 0.06, 0.07])
+    half, absent = study.folder("PPO", 2), study.folder("k1", 0)
+    (half / "summary.json").write_text('{"status": "interrupted"}')
+    shutil.rmtree(absent)
+    monkeypatch.setattr(study, "FIGURE", tmp_path / "study.png")
+    monkeypatch.setattr(study, "TABLE", tmp_path / "study.md")
+    monkeypatch.setattr("sys.argv", ["study.py"])
+    typed = []
+
+    def failing(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        typed.append(command[3:])
+        return subprocess.CompletedProcess(command, 1, "", "error: no space left")
+
+    monkeypatch.setattr(study.subprocess, "run", failing)
+    with pytest.raises(SystemExit, match="nothing is drawn, these are not finished: k1, seed 0; PPO, seed 2"):
+        study.main()
+    assert typed[0][:2] == ["experiment=study", "grpo.kl_type=k1"]
+    assert typed[1:] == [[f"resume='{half}'"]]
+    assert "PPO, seed 2: FAILED: error: no space left" in capsys.readouterr().out
+    assert not study.FIGURE.exists()
+    assert not study.TABLE.exists()
+
+    (half / "summary.json").write_text('{"status": "finished"}')
+    write(study, "k1", [0.1], [0.05])
+    study.main()
+    assert study.TABLE.read_text().startswith("# The study's table")
+    assert study.FIGURE.exists()
