@@ -88,7 +88,7 @@ def at_step(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], object
 
 
 KILLED = """
-import os, sys
+import os, sys, time
 from rookexp import policies, track, train
 from rookexp.config import composing
 log = track.JsonlTracker.log
@@ -97,6 +97,9 @@ def last(self, step, values):
     if step == 3:
         policies.load(composing.PACKAGE / "assets" / "rook_nano")
         compiler = "torch._dynamo" in sys.modules  # 2 s of import for a run that compiles nothing
+        ends = time.monotonic() + 60
+        while not os.path.isdir("killed/checkpoints/step-000002") and time.monotonic() < ends:
+            time.sleep(0.01)  # a thread writes it; a slow disk is no loss of a step
         os._exit(8 if compiler else 9)
 track.JsonlTracker.log = last
 train.main()
