@@ -110,6 +110,15 @@ def test_what_user_code_may_not_give_is_refused(given):
         Own(warmup_steps=0).at(3)
 
 
+@pytest.mark.parametrize("given", [0, 0.0, 1, 2.5])
+def test_user_code_may_give_a_rate_of_0_or_above_the_full_one(given):
+    class Own(Schedule):
+        def factor(self, step):
+            return given
+
+    assert Own(warmup_steps=0).at(3) == given
+
+
 def test_a_schedule_without_its_method_is_one_line():
     class Own(Schedule):
         pass
