@@ -235,6 +235,13 @@ def test_no_text_raises(text: str) -> None:
     transition(START, text, legality="legacy")
 
 
+def test_a_fen_is_ascii_and_of_at_most_128_characters() -> None:
+    assert chess_text.board_of(START + " " * (128 - len(START))) == chess.Board()
+    for strange in (START + " " * (129 - len(START)), START.replace("0 1", "0 \u0661")):
+        chess.Board(strange)  # python-chess is less strict
+        assert chess_text.board_of(strange) is None
+
+
 # ---- values -----------------------------------------------------------------------------------------------------
 
 

@@ -227,6 +227,7 @@ def test_unusable_prompts_are_named():
         )
         with pytest.raises(DataError, match=words):
             sample(wild(), [[4, 5], [4, strange]], [0, 1], sampling, EOT)
+    sample(wild(), [[0, CONFIG.vocab_size - 1]], [0], sampling, EOT)  # the first and the last that it knows
     with pytest.raises(ValueError, match="no prompts"):
         sample(wild(), [], [], sampling, EOT)
     for seeds in ([0, 1, 2], []):

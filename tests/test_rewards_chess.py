@@ -23,7 +23,7 @@ from rookexp.chess_text import (
     legal_ucis,
     parse_p,
 )
-from rookexp.errors import DataError
+from rookexp.errors import DataError, PartError
 from rookexp.rewards import chess as rewards
 from rookexp.types import Prompt
 
@@ -144,6 +144,8 @@ def test_candidates_component(moves: str, value: float) -> None:
         ("d2d4", "-0.1", 1 - 10 * 0.01841),  # 0.1 pawns are no side's: a wrong sign costs only its distance
         ("d2d4", "-0.9", 0.08699),  # however sure the answer is: what the engine says counts
         ("e2e4", "-0.1", -0.00571),
+        ("e2e4 g1f3", "0.56 9.0", 0.5),  # the mean over the moves
+        ("e2e4", "0", 0.48633),  # 0 is no side's
         ("e2e4 g1f3 g2g3 c2c4", "-9 -9 -9 -9", -1.0),
     ],
 )
@@ -161,6 +163,20 @@ def test_a_wrong_sign_costs_the_same_for_either_side() -> None:
         here, there = (parsed(f"P: x M: e2e4 E: {value} B: e2e4") for value in (evals, mirrored))
         worth_here = rewards.evals_component(here, WHITE_ROW, legal)
         assert rewards.evals_component(there, truth, legal) == pytest.approx(worth_here)
+
+
+@pytest.mark.parametrize(("engine_cp", "wrong"), [(20, False), (21, True), (-20, False), (-21, True)])
+def test_a_wrong_sign_counts_where_the_engine_sees_more_than_a_fifth_of_a_pawn(engine_cp: int, wrong: bool) -> None:
+    truth = replace(WHITE_ROW, moves=("e2e4",), evals_cp=(engine_cp,))
+    said = -1 if engine_cp > 0 else 1
+    answer = parsed(f"P: x M: e2e4 E: {said / 100} B: e2e4")
+    found = rewards.evals_component(answer, truth, legal_ucis(chess.Board()))
+    assert found == pytest.approx(1 - rewards.eval_distance(said, engine_cp) - 0.4 * wrong)
+
+
+@pytest.mark.parametrize(("moves", "share"), [("e2e4", 1.0), ("e2e4 e2e5", 0.5), ("e2e5 x e2e4", 1 / 3), ("x", 0.0)])
+def test_share_of_legal_moves(moves: str, share: float) -> None:
+    assert one(WHITE_ROW, f" M: {moves} E: B:")["moves_legal"] == pytest.approx(share)
 
 
 @settings(deadline=None)
@@ -317,6 +333,20 @@ def test_weights() -> None:
     only_best = rewards.PolicyReward(best=1.0, candidates=0.0, evals=0.0)
     text = completion(BLACK_ROW, BLACK_ROW.moves, BLACK_ROW.evals_cp, BLACK_ROW.moves[-1])
     assert only_best.score([p_of(BLACK_ROW)], [text]).rewards.item() == pytest.approx(0.2)
+
+
+def test_weights_add_up_to_1_at_most() -> None:
+    for weights in ((0.4, 0.3, 0.31), (0.0, 0.0, 0.0)):
+        with pytest.raises(PartError, match="a sum above 0 and at most 1"):
+            rewards.PolicyReward(**dict(zip(("best", "candidates", "evals"), weights, strict=True)))
+    assert rewards.PolicyReward(best=0.1, candidates=0.2, evals=0.7).staged
+
+
+def test_a_position_without_an_analysis_is_refused_whatever_is_said() -> None:
+    bare = replace(WHITE_ROW, moves=(), evals_cp=())
+    for text in ("", "e2e5"):
+        with pytest.raises(DataError, match="no analysis of it"):
+            REWARD.score([p_of(bare)], [text])
 
 
 def test_wrong_use_is_refused() -> None:
