@@ -101,6 +101,23 @@ def test_a_naive_interval_would_lie() -> None:
     assert missed / 200 > 0.4
 
 
+def test_the_rows_of_a_run_are_judged_as_their_series() -> None:
+    """Greedy rewards are those of the first and the last evaluation, slopes are per 100 steps, and NaN is left out."""
+    reward = rising()
+    every = {"kl_coef": 0.1, "kl_share": 0.2, "grad_norm": 0.5, "frac_reward_zero_std": 0.1}
+    rows = [{"step": float(step), "reward/mean": value, **every} for step, value in enumerate(reward, start=1)]
+    rows[30]["reward/mean"] = float("nan")
+    for step, greedy in ((1, 0.3), (60, 0.9), (120, 0.7)):
+        rows[step - 1]["eval/reward"] = greedy
+    kept = np.delete(np.arange(120), 30)
+    series = {"steps": 1 + kept, "reward": reward[kept], "dead_share": (np.arange(1, 121), np.full(120, 0.1))}
+    found = verdict.judge_rows(rows)
+    assert found == judged(reward, greedy_start=0.3, greedy_end=0.7, **series)
+    assert found.figures["slope"] == pytest.approx(100 * verdict.moving_average_slope(1 + kept, reward[kept]).value)
+    free = verdict.judge_rows([row | {"kl_coef": 0.0} for row in rows])
+    assert free.reasons[2] == "PASS KL share beside the advantages: no KL term (at most 0.7)"
+
+
 def test_a_run_that_learns_passes() -> None:
     result = judged(rising())
     assert result.passed, result.reasons
