@@ -411,6 +411,9 @@ def test_a_stage_of_equal_rewards_and_a_lone_one_add_exactly_nothing():
     assert found[:, 0].tolist() == pytest.approx([-0.2, 0, 0.2], abs=1e-6)
     alone = staged("own", rewards=third, stage=torch.tensor([[0, 1], [0, 0], [0, 0]]), **fields)
     assert alone[0, 1] == 0
+    others = torch.tensor([[0.1, 0.43], [0.3, 0.43], [0.5, 0.43], [0.7, 0.0]])
+    mixed = {"stage": torch.tensor([[0, 1]] * 3 + [[0, 0]]), "mask": torch.ones(4, 2).bool()}
+    assert staged("own", rewards=others, **mixed)[:3, 1].tolist() == [0, 0, 0]  # their mean is 0.43 only nearly
 
 
 def test_a_group_of_one_has_no_stages_to_compare():
