@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Any
 
 import chess
 import pytest
@@ -48,6 +49,34 @@ def test_weighted_moves_are_legal_and_prefer_castling_to_other_king_moves() -> N
     castling = chess.Move.from_uci("e1g1")
     assert counts[castling] > 5 * counts[chess.Move.from_uci("e1f1")]
     assert counts[castling] > 2.5 * counts[chess.Move.from_uci("h1g1")]
+
+
+class Recorder(random.Random):
+    """Keeps the weights that it was last asked to choose by."""
+
+    def choices(self, population: Any, weights: Any = None, **more: Any) -> list[Any]:
+        self.seen = dict(zip(map(str, population), weights, strict=True))
+        return super().choices(population, weights, **more)
+
+
+PLAYED = "rn2k2r/pppp1ppp/8/4p3/3P4/5N2/PPP2PPP/RNBQK2R {} KQkq - 0 1"
+ONE_MORE, FEW = "4k3/ppppppp1/8/8/8/8/PPPPPP2/4K3 w - - 0 1", "4k3/pppppp2/8/8/8/8/PPPPPP2/4K3 w - - 0 1"
+
+
+@pytest.mark.parametrize(
+    ("fen", "weights"),
+    [
+        (PLAYED.format("w"), {"a2a3": 1, "d4d5": 2, "d4e5": 5, "f3e5": 5, "f3g5": 1, "b1c3": 1.5, "c1g5": 1.5}),
+        (PLAYED.format("w"), {"e1g1": 5, "e1e2": 0.3, "d1d3": 1, "h1g1": 1}),
+        (PLAYED.format("b"), {"a7a6": 1, "d7d5": 2, "e5d4": 5, "b8c6": 1.5, "e8g8": 5, "e8e7": 0.3, "h8g8": 1}),
+        (ONE_MORE, {"e1d1": 0.3, "a2a3": 1}),
+        (FEW, {"e1d1": 1, "a2a3": 1}),  # the king of an endgame comes out
+    ],
+)
+def test_weights_of_moves(fen: str, weights: dict[str, float]) -> None:
+    rng = Recorder(0)
+    positions.weighted_move(chess.Board(fen), rng)
+    assert {move: rng.seen[move] for move in weights} == pytest.approx(weights)
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,25 @@ def test_parts_are_what_is_in_the_mean() -> None:
     assert [malformed[name].item() for name in ("state_valid", "fen", "flags", "value", "raw")] == [0] * 5
 
 
+@pytest.mark.parametrize(
+    ("said", "value"),
+    [(0.5, 1.0), (0.509, 1.0), (0.511, 0.7), (0.401, 0.7), (0.399, 0.4), (0.79, 0.4), (0.81, 0.1), (-9.0, 0.1)],
+)
+def test_the_value_of_a_transition_is_worth_less_the_further_it_is_off(said: float, value: float) -> None:
+    truth = Transition(WHITE_ROW.fen, 0.5, terminated=False, truncated=False)
+    scores = option("linear").score([a_of(WHITE_ROW.fen, "e2e4", truth)], [replace(truth, reward=said).text()])
+    assert scores.parts["value"].item() == pytest.approx(value)
+    other = option("full_additive").score([a_of(WHITE_ROW.fen, "e2e4", truth)], [replace(truth, reward=said).text()])
+    assert other.parts["value"].item() == (value == 1.0)
+
+
+@pytest.mark.parametrize(("fen", "value"), [("abcd", 1.0), ("abcx", 0.375), ("abxy", 0.25), ("axyz", 0.0)])
+def test_sum_of_full_pays_a_similar_position_up_to_half(fen: str, value: float) -> None:
+    truth = Transition("abcd", 0.5, terminated=False, truncated=False)
+    scores = option("full_additive").score([a_of(WHITE_ROW.fen, "e2e4", truth)], [replace(truth, new_fen=fen).text()])
+    assert scores.parts["fen"].item() == value
+
+
 def test_judges() -> None:
     worths = {
         move: judges.Lines().best(*read(white(WHITE_ROW.moves, EVALS, move)))
