@@ -96,6 +96,15 @@ def test_a_sum_of_normalised_sums_knows_the_plain_one() -> None:
         close(scores.unnormalised, [2 * x for x in ONE])
 
 
+def test_a_clipped_reward_is_clipped_before_and_after_normalisation() -> None:
+    inner = combined("normalise_then_sum", {"one": 1.0}, one=ONE)
+    scores = Clipped(reward=inner, low=0.5, high=1.0).score(PROMPTS, TEXTS)
+    assert scores.unnormalised is not None
+    close(scores.unnormalised, [1, 0.5, 0.5, 0.5, 1, 1, 1, 1])
+    close(scores.rewards, [1, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5])
+    close(scores.parts["unclipped"], [1.5, -0.5, -0.5, -0.5, 0, 0, 0, 0])
+
+
 def test_what_does_not_apply_is_not_zero():
     one, two = [NAN, 0, 1, NAN, *ONE[4:]], [4, 4, NAN, NAN, *TWO[4:]]
     close(
@@ -270,10 +279,17 @@ class Timed(Given):
         self.seconds = seconds
 
     def prepare(self, prompts: Sequence[Prompt]) -> None:
-        pass
+        self.begun = list(prompts)
 
     def metrics(self) -> dict[str, float]:
         return {"engine/wait_s": self.seconds}
+
+
+def test_each_reward_begins_with_the_prompts_that_it_scores() -> None:
+    asked = [Prompt(text, (), None, task) for text, task in (("p", "x"), ("q", "y"), ("r", "x"))]
+    x, y, all_of_them = Timed(1.0), Timed(2.0), Timed(3.0)
+    MadeOf({"by task": ByTask(rewards={"x": x, "y": y}), "plain": Given(ONE), "whole": all_of_them}).prepare(asked)
+    assert (x.begun, y.begun, all_of_them.begun) == ([asked[0], asked[2]], [asked[1]], asked)
 
 
 def test_what_several_rewards_took_is_told_of_each() -> None:
