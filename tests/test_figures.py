@@ -513,7 +513,8 @@ def test_macro_figures_have_an_interval_that_knows_how_few_a_rare_class_has() ->
     assert f1.value == pytest.approx((60 / 64 + 12 / 16) / 2)
     # About half the Wilson interval of the mates' recall, [0.31, 0.83]: the other class's is near 1.
     assert recall.interval == pytest.approx(((1 + 0.31) / 2, (1 + 0.83) / 2), abs=0.04)
-    assert f1.interval[0] < f1.value < f1.interval[1] < 1
+    of_recall = [(60 / (60 + 10 * (1 - mates)) + 20 * mates / (10 + 10 * mates)) / 2 for mates in (0.31, 0.83)]
+    assert f1.interval == pytest.approx(of_recall, abs=0.04)
     assert environment_figures(gold, said)["outcome, macro F1"] == f1, "the same at every call"
     doubled = environment_figures(gold * 4, said * 4)["outcome, macro recall"].interval
     assert doubled[1] - doubled[0] == pytest.approx((recall.interval[1] - recall.interval[0]) / 2, rel=0.2)
