@@ -19,6 +19,7 @@ from rookexp.draw import Sampling
 from rookexp.errors import ConfigError, DataError, EngineError
 from rookexp.examination import exam
 from rookexp.examination.exam import Exam
+from rookexp.examination.heldout import token_documents
 from rookexp.generate import Samples
 from rookexp.models.gpt2 import GPT2, GPT2Config
 from rookexp.policies import Pretrained
@@ -284,14 +285,18 @@ def test_cross_entropy_is_that_of_the_completions_one_by_one(tmp_path, corpus, s
     speak(lambda prompt: "?")
     run = exam_of(tmp_path / "run", [corpus])
     figures = run.run(tell=print)["test.txt, A"]
-    model, total, count = run.answers.policy.model, 0.0, 0
+    model, count = run.answers.policy.model, 0
+    of_each: list[float] = []
     for text in A_DOCUMENTS:
         ids = torch.tensor([[*TOKENIZER.encode(text), TOKENIZER.eot_id]])
         start = len(TOKENIZER.encode(chess_text.prompt_of(text)))
         with torch.no_grad():
             logp = model.logits(model.hidden(ids[:, :-1])).log_softmax(-1)[0]
-        total -= float(logp.gather(1, ids[0, 1:, None])[start - 1 :].sum())
+        of_each.append(-float(logp.gather(1, ids[0, 1:, None])[start - 1 :].sum()))
         count += ids.shape[1] - start
+    total = sum(of_each)
+    documents = token_documents(run.answers.policy, tmp_path / "test.txt", A_DOCUMENTS)
+    assert sorted(run.answers.nats(documents)[0]) == pytest.approx(sorted(of_each), rel=1e-5)
     assert figures["cross-entropy, nats a document"].value == pytest.approx(total / 3, rel=1e-5)
     assert figures["cross-entropy, nats a completion token"].value == pytest.approx(total / count, rel=1e-5)
 
