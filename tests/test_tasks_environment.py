@@ -180,6 +180,10 @@ def test_what_a_row_expects_is_checked(tmp_path: Path) -> None:
         (f"A: {START}+e2e4+e7e5+", "history"),
         (f"A: {START}+e2e4+{' '.join(['a2a3'] * 10)} e2e4+", "history"),
         (f"A: {START}+e2e4+a2a3,e2e4+", "history"),
+        (f"A: {' '.join(START.split()[:4])}+e2e4+e2e4+", "six fields"),
+        (f"A: {AFTER}+e7e5+e2e9 e7e5+", "history has a word that is no move: 'e2e9 e7e5'"),
+        (f"A: {AFTER}+e7e5+0001 e2e4 e7e5+", "no move"),
+        (f"A: {AFTER}+e7e5+d2d4 e2-e4 e7e5+", "no move"),
         (f"A: {START} +e2e4+e2e4+", "spaces"),
         (f"{FIRST}{START}+0.001+0+0", "the oracle answers"),
         (f"{FIRST}{AFTER}+0.001+0+0+0", "the oracle answers"),
@@ -191,6 +195,22 @@ def test_what_a_row_expects_is_checked(tmp_path: Path) -> None:
 def test_a_line_that_is_wrong_is_named(tmp_path: Path, line: str, words: str) -> None:
     with pytest.raises(DataError, match=rf"questions\.txt, row 2: .*{words}"):
         load_questions(Path(written(tmp_path, FIRST, line)), "legacy")
+
+
+def test_a_null_move_may_be_in_a_history(tmp_path: Path) -> None:
+    path = written(tmp_path, f"A: {AFTER}+e7e5+0000 e2e4 e7e5+")
+    assert load_questions(Path(path), "legacy")[0][0].history == ("0000", "e2e4", "e7e5")
+
+
+def test_a_fivefold_repetition_takes_16_quiet_half_moves(tmp_path: Path) -> None:
+    history = "a2a1 g8h8 a1a2 h8g8 a2a1 g8h8 a1a2 h8g8 a2a1 a1a2"
+    lines = []
+    for quiet in (15, 14):
+        fen = f"6k1/8/8/8/8/8/8/R5K1 w - - {quiet} 60"
+        lines.append(f"A: {fen}+a1a2+{history}+{chess_text.transition(fen, 'a1a2', legality='legacy').new_fen}+0.5+1+0")
+    assert task_of(written(tmp_path, FIRST, lines[0])).notes()[0].endswith("as by fivefold repetition")
+    with pytest.raises(DataError, match="row 2: .*the oracle answers"):
+        load_questions(Path(written(tmp_path, FIRST, lines[1])), "legacy")
 
 
 def test_missing_and_empty_files_are_named(tmp_path: Path) -> None:
