@@ -84,6 +84,8 @@ def test_judges() -> None:
         for move in (*WHITE_ROW.moves, "a2a3", "e2e5")
     }
     assert list(worths.values()) == [1.0, 0.7, 0.7, 0.5, 0.5, 0.2, 0.0]
+    near = read(white(("e2e4", "g1f3"), (86, 34), "e2e4"))
+    assert judges.Lines().evals(*near) == pytest.approx((1 - 0.3 / 1.56 + 1) / 2)
     for judge, of_two_pawns in ((judges.Lines(), 1 - 2 / 1.56), (judges.Label(black_best="corrected"), 0.96)):
         one_off = read(white(("e2e4", "a2a3"), (256, 0), "e2e4"))
         assert judge.evals(*one_off) == pytest.approx(max(0.0, of_two_pawns))

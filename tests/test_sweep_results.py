@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import optuna
 import pytest
 from hydra.core.utils import JobReturn, JobStatus
 from made_runs import make, rows
-from optuna.distributions import CategoricalDistribution
+from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from rookexp import statistics
@@ -26,7 +27,7 @@ from rookexp.sweep.outcome import Outcome
 from rookexp.sweep.plan import Plan
 from rookexp.sweep.ranking import Standing
 from rookexp.sweep.settings import Settings
-from rookexp.sweep.space import Listed, Space
+from rookexp.sweep.space import Interval, Listed, Space
 
 
 def settings(**changes: Any) -> Settings:
@@ -238,6 +239,26 @@ def test_importance_is_the_share_of_the_variance_that_a_parameter_explains(tmp_p
     assert Standing(plan, made[:2]).importance() == {}
     equal = grid(tmp_path, {(0, 0): 1.0, (0, 1): 1.0, (1, 0): 1.0})[1]
     assert Standing(plan, equal).importance() == {}
+
+
+@pytest.mark.parametrize(("direction", "most"), [("maximize", "b"), ("minimize", "a")])
+def test_in_ranges_importance_is_what_tells_good_points_from_the_others(
+    tmp_path: Path, direction: str, most: str
+) -> None:
+    """`a` decides which points are low, `b` which are high."""
+    space: Any = SimpleNamespace(params=[Interval(key, "", 0.0, 1.0, False) for key in "ab"])
+    ranges = dict.fromkeys("ab", FloatDistribution(0.0, 1.0))
+    draw, made = random.Random(0), []
+    for number in range(60):
+        a, b = draw.random(), draw.random()
+        value = math.exp(-30 * (1 - b)) - math.exp(-30 * a)
+        made.append(create_trial(values=[value], params={"a": a, "b": b}, distributions=ranges))
+        made[-1].number = number
+    known = Plan(settings(direction=direction), space, [0], tmp_path, {}, None)
+    found = Standing(known, made).importance()
+    assert max(found, key=found.__getitem__) == most
+    assert found[most] > 0.9
+    assert sum(found.values()) == pytest.approx(1.0)
 
 
 def test_it_is_said_that_no_point_keeps_the_constraints(tmp_path: Path) -> None:
