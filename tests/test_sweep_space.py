@@ -87,6 +87,7 @@ DISTRIBUTIONS = {
     "a=range(0,1,0.25)": FloatDistribution(0, 0.75, step=0.25),
     "a=tag(log,range(1,9))": IntDistribution(1, 8, log=True),
     "a=interval(0,1)": FloatDistribution(0, 1),
+    "a=interval(1,2.5)": FloatDistribution(1, 2.5),
     "a=int(interval(1,5))": IntDistribution(1, 5),
     "a=tag(log,interval(1e-6,1e-4))": FloatDistribution(1e-6, 1e-4, log=True),
     "a=tag(log,int(interval(1,64)))": IntDistribution(1, 64, log=True),
@@ -124,6 +125,7 @@ REFUSED = {
     "a=tag(log,range(0,3))": "allowed with log: a range of whole numbers above 0 in steps of 1",
     "a=tag(log,interval(0,1))": "allowed: interval(low, high), low < high, above 0",
     "a=interval(2,1)": "allowed: interval(low, high), low < high",
+    "a=interval(1,1)": "allowed: interval(low, high), low < high",
     "a=range(3,1)": "a=range(3,1): no value; allowed: at least one",
     "a=range(1,3,0)": "range(1, 3, 0): allowed: a step that is not 0",
 }
