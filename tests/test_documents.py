@@ -50,6 +50,17 @@ def test_colour_flip_turns_the_side_to_move() -> None:
     assert forms == {("e2e4",), ("e7e5",)}  # castling rights: no left-right mirror
 
 
+def test_a_position_without_castling_has_four_forms_with_their_pawn_to_take_in_passing() -> None:
+    row = documents.Row(chess.Board("4k3/8/8/3pP3/8/8/8/K7 w - d6 0 9"), "any", ("e5d6", "a1b2"), (100, 0))
+    forms = {(form.board.fen(), form.moves) for form in (documents.symmetric(row, random.Random(i)) for i in range(30))}
+    assert forms == {
+        ("4k3/8/8/3pP3/8/8/8/K7 w - d6 0 9", ("e5d6", "a1b2")),
+        ("3k4/8/8/3Pp3/8/8/8/7K w - e6 0 9", ("d5e6", "h1g2")),
+        ("k7/8/8/8/3Pp3/8/8/4K3 b - d3 0 9", ("e4d3", "a8b7")),
+        ("7k/8/8/8/3pP3/8/8/3K4 b - e3 0 9", ("d4e3", "h8g7")),
+    }
+
+
 def test_p_document_pairs_stay_together_and_blacks_label_is_the_worst() -> None:
     board = chess.Board()
     board.push_uci("e2e4")
