@@ -492,6 +492,13 @@ def test_a_question_again_or_a_take_back_is_the_same_game(tmp_path: Path, then: 
     assert [" ".join(move.uci() for move in game.mainline_moves()) for game in read_games(path)] == games
 
 
+def test_games_that_begin_alike_are_two_after_ucinewgame(tmp_path: Path) -> None:
+    path = tmp_path / "games.pgn"
+    game = ["position startpos moves e2e4", "go"]
+    talk(*game, "ucinewgame", *game, player=Scripted(" B: e7e5"), pgn=str(path))
+    assert [" ".join(move.uci() for move in game.mainline_moves()) for game in read_games(path)] == ["e2e4 e7e5"] * 2
+
+
 def test_two_engines_share_a_file(tmp_path: Path) -> None:
     path, began = tmp_path / "games.pgn", date.today()
     engines = [
