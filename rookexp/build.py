@@ -251,6 +251,7 @@ def build_evaluation(config: Config, run_folder: Path) -> Exam:
     if own["p_style"] is None:
         own["p_style"] = runs.p_style_of(config["model"].get("path"))
     hardware: Hardware = make(config["hardware"])
+    hardware.refuse_fit()
     policy = load_policy(config, hardware)
     across.refuse_longer({"max_new_tokens": own["max_new_tokens"]}, policy.model.config.n_positions)
     return Exam(

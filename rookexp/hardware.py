@@ -129,6 +129,11 @@ class Hardware:
         where = f"{self.device.type} on {platform.system()}"
         raise ConfigError(f"hardware.fit=true: nothing tells the peak of the memory of {where}; allowed: false")
 
+    def refuse_fit(self) -> None:
+        """Raises: ConfigError for `fit`, which would find nothing where no model is trained."""
+        if self.fit:
+            raise ConfigError("hardware.fit=true: of training alone; allowed here: false")
+
     def describe(self) -> dict[str, str | int]:
         """The hardware, precision and versions that this run's measurements depend on, for logs."""
         return {

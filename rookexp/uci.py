@@ -62,6 +62,7 @@ def load(config: dict[str, Any]) -> Player:
 
     build.check_groups(config, GROUPS, Settings)
     hardware = nodes.make(config["hardware"])
+    hardware.refuse_fit()
     policy = build.load_policy(config, hardware)
     return Player(model=policy.model, tokenizer=policy.tokenizer, autocast=hardware.autocast)
 

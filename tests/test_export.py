@@ -130,9 +130,9 @@ def test_the_card_asks_as_the_run_was_trained(style: str, example: str, asked: s
     wrote(run=run, out=tmp_path / "mine")
     card = (tmp_path / "mine" / "README.md").read_text(encoding="utf-8")
     assert f'prompt = tokenizer("{example}", return_tensors="pt")' in card
-    for command in ("evaluate", "uci"):
+    for command, more in (("evaluate", ' "documents=[FILE]"'), ("uci", "")):
         assert [line.split("  ")[0] for line in card.splitlines() if f"rookexp.{command} model" in line] == [
-            f"python -m rookexp.{command} model.path=mine{asked}"
+            f"python -m rookexp.{command} model.path=mine{asked}{more}"
         ]
 
 

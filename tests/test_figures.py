@@ -298,6 +298,29 @@ def test_an_engine_at_hand_knows_the_loss_of_every_legal_move() -> None:
     assert not [name for name in figures if " loss of " in name and name.endswith("the engine's")]
 
 
+@pytest.mark.parametrize(
+    ("best", "evals", "of_b", "of_highest"),
+    [
+        ("g1f1", "2.0 1.0", (1, 1), (1, 1)),  # equal to the best one, though the document has another
+        ("g1h1", "1.0 2.0", (0, 0), (0, 0)),
+        ("h2h3", "1.0 2.0", (0, 1), (0, 0)),
+        ("a1a9", "1.0 2.0", (0, 0), (0, 0)),
+    ],
+)
+def test_an_engine_at_hand_ranks_the_move_among_all_legal_ones(
+    best: str, evals: str, of_b: tuple[int, int], of_highest: tuple[int, int]
+) -> None:
+    truth = {"a1a8": 400, "g1f1": 400, "h2h3": 380, "f2f3": 90, "f2f4": 80, "g2g3": 80, "g1h1": -50}
+    prompt, completion = answer(WHITE, "g1f1 g1h1", evals, best)
+    figures = policy_figures([p_gold(WHITE, MOVES, EVALS)], [completion], [prompt], [truth])
+    for move, (first, five) in {"B": of_b, "the highest-valued listed move": of_highest}.items():
+        for side in ("", ", White"):
+            assert figures[f"{move} is the best move, by Stockfish{side}"] == Figure(first, 1)
+            assert figures[f"{move} is among the best 5, by Stockfish{side}"] == Figure(five, 1)
+    without = policy_figures([p_gold(WHITE, MOVES, EVALS)], [completion], [prompt], None)
+    assert not [name for name in without if "by Stockfish" in name]
+
+
 def test_the_best_moves_of_a_document_are_the_highest_lines() -> None:
     assert best_moves(p_gold(BLACK, ["a8a1", "h7h6"], [99_999, 400])) == ["a8a1"]
     assert best_moves(p_gold(WHITE, ["a1a8", "h2h3", "g1f1"], [30, 30, 20])) == ["a1a8", "h2h3"]

@@ -355,6 +355,18 @@ def test_a_limit_without_fit_is_refused() -> None:
         Hardware(**CPU | {"memory_gib": 8})
 
 
+@pytest.mark.parametrize("door", ["evaluate", "uci"])
+def test_fit_is_refused_where_nothing_is_trained(door: str, root: Path, tmp_path: Path) -> None:
+    file = root / "rookexp" / "assets" / "positions" / "transitions-eval.txt"
+    typed = ["hardware=cpu", "hardware.fit=true", *([f"documents=[{file}]"] if door == "evaluate" else [])]
+    done = subprocess.run(
+        [sys.executable, "-m", f"rookexp.{door}", *typed], input="isready\n", cwd=tmp_path, text=True,
+        env={"PYTHONPATH": str(root), "PATH": os.environ["PATH"]}, capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == "error: hardware.fit=true: of training alone; allowed here: false"
+
+
 def test_fit_is_refused_where_nothing_tells_a_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "CLEAR_REFS", Path("/nowhere"))
     with pytest.raises(ConfigError, match=r"hardware\.fit=true: .* memory of cpu .*; allowed: false"):

@@ -34,9 +34,11 @@ print(tokenizer.decode(model.generate(**prompt, max_new_tokens=160, do_sample=Fa
 flags. `{name}` stands for this folder, or for its id on the Hub. With rookexp:
 
 ```bash
-python -m rookexp.evaluate model.path={name}{asked}  # figures on positions of yours, with intervals
-python -m rookexp.uci model.path={name}{asked}       # an engine for chess programs
-```"""
+python -m rookexp.evaluate model.path={name}{asked} "documents=[FILE]"  # figures on FILE, with intervals
+python -m rookexp.uci model.path={name}{asked}                          # an engine for chess programs
+```
+
+`FILE` has documents like these with their answers, one a line."""
 SIGNED = "without dropout, written by rookexp"  # stands in every card
 LIMITS = (
     "It writes text: moves can be illegal, and evaluations are guesses. It sees {positions} tokens at most.",

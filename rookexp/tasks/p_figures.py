@@ -36,7 +36,8 @@ def policy_figures(
     answer's mean distance from the truth in win probability, mates included, and its median distance in centipawns,
     where a mate is near 100 000. Among pairs in the true order, two equal values count half. All this is computed for
     moves `if among the engine's`, whose rate is given too, and with `values`, the evaluation of every legal move in
-    centipawns, also for all legal moves, `by Stockfish`.
+    centipawns, also for all legal moves, `by Stockfish`, together with how often a move is its best one or among its
+    best five, equals included: the lines of a document may come from a shorter search.
     Raises: DataError for a document that is no P document.
     """
     whole, sides = Tally(), {name: Tally() for name in SIDES.values()}
@@ -49,6 +50,8 @@ def policy_figures(
             truths["by Stockfish"] = dict(value)
         for tally in (whole, sides[SIDES[board.turn]]):
             _add_policy(tally, gold, lines, answer, chess_text.legal_ucis(board))
+            if value:
+                _add_ranks(tally, answer, value)
             for where, truth in truths.items():
                 _add_values(tally, answer, truth, where)
     return whole.figures() | by_side(sides)
@@ -112,6 +115,15 @@ def _add_policy(
         tally.add("B is the lowest-valued listed move", own == {min(values)})
     tally.add("B is among the engine's", answer.best in lines)
     tally.add("the highest-valued listed move is among the engine's", highest in lines)
+
+
+def _add_ranks(tally: Tally, answer: chess_text.PolicyAnswer, value: Mapping[str, int]) -> None:
+    """Adds where an answer's moves stand among all legal moves, by their values in centipawns."""
+    best, fifth = max(value.values()), sorted(value.values(), reverse=True)[: chess_text.MAX_LINES][-1]
+    for name, move in (("B", answer.best), ("the highest-valued listed move", highest_valued(answer))):
+        own = None if move is None else value.get(move)
+        tally.add(f"{name} is the best move, by Stockfish", own is not None and own == best)
+        tally.add(f"{name} is among the best {chess_text.MAX_LINES}, by Stockfish", own is not None and own >= fifth)
 
 
 def _add_values(tally: Tally, answer: chess_text.PolicyAnswer, truth: Mapping[str, int], where: str) -> None:
