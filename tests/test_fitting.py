@@ -652,6 +652,8 @@ def test_a_run_grows_and_says_so_in_its_configuration(
     door.enter(train.train, "config")
     rows = [json.loads(line) for line in Path("run", "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert (rows[-1]["step"], rows[-1]["completions/sampled"]) == (3, 12)
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("from step-")]
+    assert told == ["from step-000002 on: steps was 2, now 3"], "and not the number of prompts that was typed"
 
 
 def test_prompts_of_a_step_are_counted_in_tasks_within_tasks() -> None:

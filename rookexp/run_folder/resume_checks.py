@@ -23,6 +23,7 @@ CONTROLLED = ("AdaptiveKL", "ProportionalKL", "PpoRuleKL")  # coefficients that 
 ASSETS = "/rookexp/assets/"  # wherever the package lies
 DATA = {"positions", "data", "corpus"}  # parts of keys that name files or folders of rows
 COMPUTED = ("precision", "device")  # of the resolved hardware settings: results depend on them
+BATCH = "grpo.prompts_per_step"
 SHOWN = 3  # keys in a message
 
 
@@ -85,7 +86,9 @@ def refuse_other(folder: Path, config: Mapping[str, Any], *, swept: bool) -> Non
     differs = [said for key, said in changed.items() if judged(key, before)]
     if not differs:
         _refuse_other_data(folder, newest, config)
-        if other := [said for key, said in changed.items() if _trains(key, before)]:
+        grown = BATCH in changed and {before.get("hardware.grow"), now.get("hardware.grow")} == {"batch"}
+        other = [said for key, said in changed.items() if _trains(key, before)]
+        if other and not grown:  # a grown batch: the run restarts with its own, which is checked like this, too
             print(f"from {newest.name} on: {'; '.join(other)}", flush=True)
         return
     listed = "; ".join(differs[:SHOWN]) + (f"; and {len(differs) - SHOWN} more" if len(differs) > SHOWN else "")
