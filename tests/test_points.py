@@ -404,6 +404,33 @@ def test_a_run_that_went_on_with_other_settings_is_named(tmp_path: Path) -> None
     assert notes == ["a went on with optim.lr=2e-4, kl@kl=none: it stands here as if it had begun so"]
 
 
+def test_more_steps_are_named_where_a_schedule_ends_with_the_run(tmp_path: Path) -> None:
+    """A cosine over 10 steps and on to 20 is not a cosine over 20."""
+    starts = [{"argv": ["train", "steps=10"]}, {"argv": ["train", "steps=20", "resume=run"]}]
+    told = {}
+    for name, ends in (("follows", 20), ("fixed", 100)):
+        folder = make(tmp_path / name, **{"optim.schedule": {"total_steps": ends}})
+        (folder / "run.json").write_text(json.dumps({**starts[1], "earlier_starts": starts[:1]}), encoding="utf-8")
+        told[name] = [note for note in points.compare([folder]).notes if "went on" in note]
+    assert told == {"follows": ["follows went on with steps=20: it stands here as if it had begun so"], "fixed": []}
+
+
+def test_of_two_runs_the_one_that_had_its_settings_from_the_first_step_on_counts(tmp_path: Path) -> None:
+    starts = [{"argv": ["train"]}, {"argv": ["train", "optim.lr=2e-4", "resume=run"]}]
+    for name in ("x", "z"):  # one before and one after the other, which is whole
+        folder = make(tmp_path / name)
+        (folder / "run.json").write_text(json.dumps({**starts[1], "earlier_starts": starts[:1]}), encoding="utf-8")
+    make(tmp_path / "y")
+    found = points.compare([tmp_path])
+    assert [run.folder.name for run in found.points[0].runs] == ["y"]
+    assert found.notes == (
+        "x is left out: y has the same settings and seed, from its first step on",
+        "z is left out: y has the same settings and seed, from its first step on",
+    )
+    found = points.compare([tmp_path / "x", tmp_path / "z"])
+    assert found.notes[0] == "x is left out: z has the same settings and seed in the end"
+
+
 def test_the_page_says_what_each_figure_is(root: Path) -> None:
     page = (root / "docs" / "compare.md").read_text(encoding="utf-8")
     for name, (about, *_) in measures.FIGURES.items():

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from rookexp.comparison.points import Point
 
 SHOWN = 8  # names in a note
-SILENT = ("steps", "hardware", "hydra")  # groups and keys that may change when a run is resumed
+SILENT = ("hardware", "hydra")  # groups that may change when a run is resumed
+BY_STEPS = ("optim.schedule.total_steps", "task.total_steps", "reference.at", "kl.anneal_steps")  # mostly ${steps}
 
 
 def of(points: Sequence[Point], varying: Mapping[str, tuple[Any, ...]]) -> list[str]:
@@ -33,8 +34,8 @@ def of(points: Sequence[Point], varying: Mapping[str, tuple[Any, ...]]) -> list[
     if unmeasured := [point.name for point in points if not point.finished]:
         notes.append(f"{_listed(unmeasured)}: no run finished, so there are no figures")
     for run in (run for point in points for run in point.runs):
-        if anew := _anew(run):
-            notes.append(f"{run.folder.name} went on with {', '.join(anew)}: it stands here as if it had begun so")
+        if changed := anew(run):
+            notes.append(f"{run.folder.name} went on with {', '.join(changed)}: it stands here as if it had begun so")
     apart = {measures.asked_apart(one.asked, other.asked) for one, other in itertools.pairwise(points)}
     if {measures.OTHER_PROMPTS, measures.OTHER_ANSWERS} & apart or len({bool(point.asked) for point in points}) > 1:
         notes.append("not all evaluations ask the same; rewards are compared only where they do")
@@ -59,16 +60,21 @@ def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(names[:SHOWN])}{', ...' if len(names) > SHOWN else ''}"
 
 
-def _anew(run: Run) -> list[str]:
-    """Overrides typed with `resume=` that change what is trained, so that the steps before ran with other values."""
+def anew(run: Run) -> list[str]:
+    """Overrides typed with `resume=` that change what is trained, so that the steps before ran with other values.
+
+    `steps` is one where a schedule ends with the run, and so had another end before.
+    """
     info = read(run.folder / INFO)
     starts = [start.get("argv", ()) for start in (*info.get("earlier_starts", ()), info)]
+    flat = runs.flat(run.config)
+    silent = SILENT if any(flat.get(key, "") == flat.get("steps") for key in BY_STEPS) else (*SILENT, "steps")
     found = []
     for before, argv in itertools.pairwise(starts):
         typed = {word: re.split(r"[=.@]", word.lstrip("+~"))[0] for word in argv if "=" in word and word[:1] != "-"}
         if "resume" in typed.values():
             found += [
-                w for w, key in typed.items() if w not in before and runs.affects_training(key) and key not in SILENT
+                w for w, key in typed.items() if w not in before and runs.affects_training(key) and key not in silent
             ]
     return found
 

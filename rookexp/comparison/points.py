@@ -180,16 +180,25 @@ def _group(run: Run, follow: Collection[str]) -> str:
 
 
 def _one_a_seed(group: Sequence[Run], notes: list[str]) -> list[Run]:
-    """One run per seed, in the seeds' order: of several the last that finished, else the last; notes the others."""
+    """One run per seed, in the seeds' order; notes the others.
+
+    Of several it is one that finished, if any did, of these one that had its settings from its first step on, and of
+    these the last.
+    """
     kept: dict[int | None, Run] = {}
     for run in group:
         other = kept.setdefault(run.seed, run)
         if other is not run:
-            keeps = other.status == "finished" and run.status != "finished"
-            better, left = (other, run) if keeps else (run, other)
-            notes.append(f"{left.folder.name} is left out: {better.folder.name} has the same settings and seed")
+            better, left = (other, run) if _worth(other) > _worth(run) else (run, other)
+            mixed = "" if _worth(left)[1] else ", from its first step on" if _worth(better)[1] else " in the end"
+            notes.append(f"{left.folder.name} is left out: {better.folder.name} has the same settings and seed{mixed}")
             kept[run.seed] = better
     return sorted(kept.values(), key=lambda run: (run.seed is None, run.seed or 0))
+
+
+def _worth(run: Run) -> tuple[bool, bool]:
+    """What makes one of two runs with equal settings the better one: it finished; it had them from the first step."""
+    return run.status == "finished", not told.anew(run)
 
 
 def _settings(groups: Sequence[Sequence[Run]], varying: Mapping[str, tuple[Any, ...]]) -> Mapping[str, tuple[Any, ...]]:
