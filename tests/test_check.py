@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import pytest
+import yaml
 from annotated_types import Ge, Gt, Interval, Le, Len, Lt, MinLen
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,6 +63,10 @@ class Maker(Record):
 
 def function(*, side: Annotated[int, Interval(ge=1, le=8)]) -> int:
     return side
+
+
+def switched(*, doctor: Literal["quick", "off"]) -> str:
+    return doctor
 
 
 def open_ended(first: int, **rest: Any) -> None: ...
@@ -259,3 +264,13 @@ def test_any_plain_node_is_taken_or_refused(changes: dict[str, Any]) -> None:
 @given(st.text(), values)
 def test_a_refusal_is_one_line(key: str, value: Any) -> None:
     assert "\n" not in str(check.refusal(key, value, "allowed: anything else"))
+
+
+def test_a_word_that_yaml_reads_as_no_word_is_told_with_its_quotes() -> None:
+    node = {"_target_": f"{HERE}.switched", "doctor": yaml.safe_load("off")}
+    with pytest.raises(ConfigError) as caught:
+        check.check_node(node, "group")
+    assert str(caught.value) == (
+        'group.doctor=false: allowed: quick, off; in a YAML file it is written "off", for off without quotes means '
+        "false there"
+    )

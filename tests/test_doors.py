@@ -111,6 +111,7 @@ MISTAKES = {
     "seed=???": "seed: ",
     # found before composing, or by the machine
     "task_name=a/b": "task_name=a/b: allowed: a name without /",
+    "task_name=..": "task_name=..: allowed: a name without / [ {, and not . or ..",
     "hydra.job.chdir=true": "hydra.job.chdir=true: relative paths would lead elsewhere",
     "++task_name=a/b": "++task_name=a/b: allowed: a name without /",
     "++hydra.job.chdir=true": "++hydra.job.chdir=true: relative paths would lead elsewhere",
@@ -510,6 +511,27 @@ def test_a_file_of_ones_own_that_would_never_be_read_is_refused(
         assert said == f"error: {path}: never read, for {option} is one of rookexp's; give it another name\n"
         path.rename(path.with_stem("own"))
         assert len(enter(*where).calls) == 1
+
+
+@pytest.mark.hydra
+@pytest.mark.parametrize("text", ["", "steps: 3\n", "# mine\n# @package _global_\nsteps: 3\n", "# @package loss\n"])
+def test_a_recipe_whose_values_would_go_elsewhere_is_refused(
+    text: str, enter: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "experiment" / "mine.yaml"
+    path.parent.mkdir()
+    path.write_text(text, encoding="utf-8")
+    assert len(enter("--config-dir", str(tmp_path)).calls) == 1, "a file that is not asked for"
+    for argv in (["experiment=mine"], ["-m", "experiment=dapo,'mine'"]):
+        with pytest.raises(SystemExit):
+            enter("--config-dir", str(tmp_path), *argv)
+        assert capsys.readouterr().err == (
+            f"error: {path}: without `# @package _global_` its values would go under experiment, not to the keys that "
+            "they name; make it the first line, above any comment\n"
+        )
+    path.write_text("\n#  @package _global_\n# mine\nsteps: 3\n", encoding="utf-8")
+    (call,) = enter("--config-dir", str(tmp_path), "experiment=mine").calls
+    assert call[0]["steps"] == 3
 
 
 @pytest.mark.hydra

@@ -32,6 +32,7 @@ from rookexp.config.hints import (
 from rookexp.errors import ConfigError
 
 PLAIN = re.compile(r"[\w./-]+", re.ASCII)  # needs no quotes in Hydra's grammar, nor in a shell
+YAML_WORDS = {False: ("off", "no"), True: ("on", "yes")}  # what YAML reads as these, unless it is quoted
 META_KEYS = ("_target_", "_partial_")
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -110,6 +111,8 @@ def check_call(
 
 def instead(name: str, value: Any, hint: Any) -> str:
     """`; ` and what is typed in place of a value that does not fit its type; "" where nothing is near."""
+    if isinstance(value, bool) and (words := [word for word in YAML_WORDS[value] if word in literal_words(hint)]):
+        return f'; in a YAML file it is written "{words[0]}", for {words[0]} without quotes means {spell(value)} there'
     if isinstance(value, (bool, int, float)) and fits(spell(value), hint):
         return f"; text that YAML reads as another type is quoted twice: \"{name}='TEXT'\""
     if isinstance(value, str) and value.startswith("[") and value.endswith("]"):

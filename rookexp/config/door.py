@@ -243,14 +243,17 @@ def arrange(argv: list[str], config_name: str) -> list[str]:
             raise ConfigError(f"{text}: relative paths would lead elsewhere; a run writes into its own folder anyway")
         if plainly.startswith("hydra.mode="):
             raise ConfigError(f"{text}: type the flag -m in its place, for several runs, or nothing, for one")
-        if plainly.startswith("task_name=") and set("/[{") & set(text):  # a folder and a file are named after it
-            raise ConfigError(f"{text}: allowed: a name without / [ {{")
+        if plainly.startswith("task_name=") and (
+            set("/[{") & set(text) or text.partition("=")[2].strip("'\"") in (".", "..")
+        ):  # a folder and a file are named after it
+            raise ConfigError(f"{text}: allowed: a name without / [ {{, and not . or ..")
     flags = [arg for arg in argv if arg not in overrides]
     words = resume.continued(flags, sweeping(overrides, known.multirun), config_name)
     args = parser.parse_args(words)
     name = args.config_name or config_name
     try:
         refuse_hidden(args)
+        recipes.refuse_local(args)
         with configs(args) as extra:  # as Hydra will compose it
             if known.multirun and (empty := mistakes.empty(args.overrides)):
                 raise ConfigError(empty)

@@ -8,9 +8,12 @@ config file chooses. An option that a sweep's recipe itself varies keeps the rec
 
 from __future__ import annotations
 
+import re
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import lru_cache
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -19,19 +22,38 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from rookexp.config import check
+from rookexp.config import check, composing
 from rookexp.config.composing import conf_dir
+from rookexp.errors import ConfigError
 
 RECIPES = ("experiment", "sweep")  # groups whose options set values of other groups
 PRESETS = (*RECIPES, "debug")  # groups without an option unless one is typed, so that a + before it means nothing
 DROPPED = {f"~{group}" for group in RECIPES}
 NULLS = {f"{group}=null" for group in PRESETS}
+GLOBAL = re.compile(r"(\s*#\s*@.*\n)*\s*#\s*@package\s+_global_\s*$", re.MULTILINE)  # at the start of a file
+QUOTES = " \t'\""
 NO_VALUES = {"experiment": "~experiment", "sweep": "sweep=grid"}  # without sweep=grid no sampler= or pruner= composes
 
 
 def without_null(overrides: Sequence[str]) -> list[str]:
     """The overrides with `~GROUP` for each `GROUP=null` of `PRESETS`: Hydra 1.3 takes no null for a group's option."""
     return [f"~{text.removesuffix('=null')}" if text in NULLS else text for text in overrides]
+
+
+def refuse_local(args: Namespace) -> None:
+    """Raises: ConfigError for a typed recipe of a user's own whose values Hydra would put under the recipe's group.
+
+    Hydra reads `# @package` only in the lines before the first one of another kind, a comment included.
+    """
+    for place in filter(None, [args.config_dir, *composing.places(args.overrides)]):
+        for group, _, options in (text.lstrip("+").partition("=") for text in args.overrides):
+            for option in options.split(",") if group in PRESETS else ():
+                path = Path(place.removeprefix("file://"), group, f"{option.strip(QUOTES)}.yaml")
+                if path.is_file() and not GLOBAL.match(path.read_text(encoding="utf-8", errors="replace")):
+                    raise ConfigError(
+                        f"{path}: without `# @package _global_` its values would go under {group}, not to the keys "
+                        "that they name; make it the first line, above any comment"
+                    )
 
 
 def taken_out(overrides: Sequence[str], config_name: str, searchpath: Sequence[str] = ()) -> list[str]:
