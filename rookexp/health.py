@@ -92,12 +92,13 @@ class HealthTracker(Tracker):
     consecutive steps within it; steps that do not log the metric do not count. In the summary a name has a number, 0 or
     more, once its metric was seen.
 
-    The entropy's limit is `entropy_share` of its first value, which is kept for each set of tasks that a step has,
-    because A answers have a hundredth of the entropy of P answers from the start. The KL share is the median of its
-    last `kl_share_steps` values, the wait for a core that of its last 3. `clip_frac` is checked only if a batch has one
-    update: its ratios are 1, so the limit is always 0; `sampler_nats` limits the error that makes them differ
-    from 1, and detects it in bf16, too. `kl_rise_nats` limits how far KL(policy || reference) rises from one step to
-    the next, if both have the same tasks. Of the gradient only the shares of divergence and entropy are checked.
+    The entropy's limits are `entropy_share` of its first value and `entropy_rise_nats` above it. That value is kept for
+    each set of tasks that a step has, because A answers have a hundredth of the entropy of P answers from the start.
+    The KL share is the median of its last `kl_share_steps` values, the wait for a core that of its last 3. `clip_frac`
+    is checked only if a batch has one update: its ratios are 1, so the limit is always 0; `sampler_nats` limits the
+    error that makes them differ from 1, and detects it in bf16, too. `kl_rise_nats` limits how far KL(policy ||
+    reference) rises from one step to the next, if both have the same tasks. Of the gradient only the shares of
+    divergence and entropy are checked.
 
     Nothing is saved: a resumed run begins with no episode and no count, and its first entropy is that of its own
     first step. `trackers` receive the summary, also those that join the sequence later.
@@ -108,6 +109,7 @@ class HealthTracker(Tracker):
         *,
         dead_groups: Share,
         entropy_share: Share,
+        entropy_rise_nats: Annotated[float, Ge(0)],
         kl_share: Share,
         kl_share_steps: Annotated[int, Gt(0)],
         kl_rise_nats: Annotated[float, Ge(0)],
@@ -120,6 +122,7 @@ class HealthTracker(Tracker):
         trackers: Sequence[Tracker],
     ) -> None:
         self.entropy_share = entropy_share
+        self.entropy_rise_nats = entropy_rise_nats
         self.kl_share = kl_share
         self.kl_rise_nats = kl_rise_nats
         self.sampler_nats = sampler_nats
@@ -169,6 +172,12 @@ class HealthTracker(Tracker):
                 "the policy collapses onto one answer to each prompt: try a larger grpo.entropy_coef"
             )
             yield "entropy", entropy < limit, line
+            highest = first + self.entropy_rise_nats
+            line = (
+                f"entropy {entropy:.3g} nats a token, {first:.3g} at first (limit {highest:.3g}); "
+                "the policy dissolves into noise: try a smaller optim.lr, or a smaller grpo.entropy_coef"
+            )
+            yield "entropy_rise", entropy > highest, line
         if (kl := seen.get("kl/forward")) is not None:
             rise, self._last_kl = kl - self._last_kl.get(tasks, kl), {tasks: kl}
             line = (

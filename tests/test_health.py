@@ -23,6 +23,7 @@ from rookexp.trackers import console
 LIMITS: dict[str, Any] = {
     "dead_groups": 0.5,
     "entropy_share": 0.1,
+    "entropy_rise_nats": 2.0,
     "kl_share": 0.7,
     "kl_share_steps": 3,
     "kl_rise_nats": 1.0,
@@ -121,12 +122,22 @@ def test_steps_without_the_metric_neither_begin_nor_end_anything(run: Run) -> No
 
 def test_entropy_collapses_against_its_first_value(run: Run) -> None:
     lines, counts = run([{"eval/reward": 0.0}, *({"entropy": value} for value in (2.0, 0.3, 0.2, 0.19))])
-    assert counts == {"entropy": 1}
+    assert counts == {"entropy": 1, "entropy_rise": 0}
     assert lines == [
         "health: step 5: entropy 0.19 nats a token, 2 at first (limit 0.2); "
         "the policy collapses onto one answer to each prompt: try a larger grpo.entropy_coef"
     ]
-    assert run([{"entropy": 0.005}, {"entropy": 0.0051}])[1] == {"entropy": 0}, "A answers begin so"
+    assert run([{"entropy": 0.005}, {"entropy": 0.0051}])[1] == {"entropy": 0, "entropy_rise": 0}, "A answers begin so"
+
+
+def test_a_policy_that_dissolves_into_noise_is_named(run: Run) -> None:
+    """As under baseline=rloo, where the advantages are a third of those that the entropy bonus is made for."""
+    lines, counts = run([{"entropy": value} for value in (1.25, 2.0, 3.25, 5.0, 8.0)])
+    assert counts == {"entropy": 0, "entropy_rise": 1}
+    assert lines == [
+        "health: step 4: entropy 5 nats a token, 1.25 at first (limit 3.25); "
+        "the policy dissolves into noise: try a smaller optim.lr, or a smaller grpo.entropy_coef"
+    ]
 
 
 def test_the_entropy_of_other_tasks_is_no_collapse(run: Run) -> None:
@@ -136,9 +147,9 @@ def test_the_entropy_of_other_tasks_is_no_collapse(run: Run) -> None:
         return {"entropy": entropy, f"reward/mean_{task}": 0.5}
 
     rows = [step("P", 1.5), step("P", 1.4), step("A", 0.014), step("A", 0.012), step("P", 1.3)]
-    assert run(rows)[1] == {"entropy": 0}
+    assert run(rows)[1] == {"entropy": 0, "entropy_rise": 0}
     lines, counts = run([*rows, step("A", 0.001)])
-    assert counts == {"entropy": 1}
+    assert counts == {"entropy": 1, "entropy_rise": 0}
     assert "entropy 0.001 nats a token, 0.014 at first (limit 0.0014)" in lines[0]
 
 
@@ -195,11 +206,11 @@ def test_the_summary_file_has_the_counts_at_once_and_at_the_end(tmp_path: Path) 
     assert "health" not in saved()
     run.log(0, {"eval/reward": 0.5})
     run.log(1, {"frac_reward_zero_std": 0.0, "entropy": 1.0})
-    assert saved() == {"status": "running", "health": {"dead_groups": 0, "entropy": 0}}
+    assert saved() == {"status": "running", "health": {"dead_groups": 0, "entropy": 0, "entropy_rise": 0}}
     run.log(2, {"frac_reward_zero_std": 1.0, "entropy": 1.0})
     run.summary({"costs": {}})
     run.finish("finished")
-    assert saved() == {"status": "finished", "health": {"dead_groups": 1, "entropy": 0}, "costs": {}}
+    assert saved() == {"status": "finished", "health": {"dead_groups": 1, "entropy": 0, "entropy_rise": 0}, "costs": {}}
     assert [row["step"] for row in track.read_jsonl(tmp_path / track.METRICS)] == [0, 1, 2]
 
 

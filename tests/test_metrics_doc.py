@@ -190,7 +190,7 @@ def test_every_metric_has_all_its_columns() -> None:
 def test_every_health_line_is_documented_with_the_limits_of_the_yaml(root: Path) -> None:
     yaml = (root / "conf" / "track" / "local.yaml").read_text(encoding="utf-8")
     rows = {row[0].strip("`"): row for header, rows in tables() if header[0] == "in `summary.json`" for row in rows}
-    assert set(rows) == {*SYMPTOMS, "entropy", "kl_share", "kl_rise", "sampler"}
+    assert set(rows) == {*SYMPTOMS, "entropy", "entropy_rise", "kl_share", "kl_rise", "sampler"}
     for name, row in rows.items():
         for key in re.findall(r"`(?:track\.health)?\.(\w+)`", row[2]):
             limit = re.search(rf"^  {key}: (\S+)$", yaml, re.MULTILINE)
