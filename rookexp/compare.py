@@ -102,13 +102,14 @@ def point_row(comparison: Comparison, point: Point) -> dict[str, Any]:
 
 
 def run_rows(point: Point) -> list[dict[str, Any]]:
-    """For each run of the point: its folder's name, how it ended, the settings and its figures."""
+    """For each run of the point: its folder's name, how it ended, the settings, its figures and its folder's path."""
     rows = []
     for run, figures in zip(point.runs, point.figures, strict=True):
         judged = run.summary.get("verdict") or {}
         ended = {"status": run.status, "reason": run.reason, "verdict": judged.get("passed")}
         rows.append(
             {"run": run.folder.name, "point": point.name, "seed": run.seed, **ended, **point.settings, **figures}
+            | {"folder": str(run.folder)}
         )
     return rows
 

@@ -209,6 +209,7 @@ def test_the_door_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert float(table[2]["gain_minus_baseline"]) == pytest.approx(0.2, abs=0.03)
     runs = list(csv.DictReader(io.StringIO((tmp_path / "out" / "runs.csv").read_text(encoding="utf-8"))))
     assert len(runs) == 9
+    assert {Path(row["folder"]) for row in runs} == {each.parent for each in (tmp_path / "s").glob("*/summary.json")}
     assert {row["status"] for row in runs} == {"finished"}
     assert (tmp_path / "out" / "compare.html").is_file()
 

@@ -243,10 +243,9 @@ def arrange(argv: list[str], config_name: str) -> list[str]:
             raise ConfigError(f"{text}: relative paths would lead elsewhere; a run writes into its own folder anyway")
         if plainly.startswith("hydra.mode="):
             raise ConfigError(f"{text}: type the flag -m in its place, for several runs, or nothing, for one")
-        if plainly.startswith("task_name=") and (
-            set("/[{") & set(text) or text.partition("=")[2].strip("'\"") in (".", "..")
-        ):  # a folder and a file are named after it
-            raise ConfigError(f"{text}: allowed: a name without / [ {{, and not . or ..")
+        name = text.partition("=")[2].strip("'\"")
+        if plainly.startswith("task_name=") and (set("/[{") & set(name) or name in ("null", ".", "..")):
+            raise ConfigError(f"{text}: allowed: a name without / [ {{, and not null, . or ..")
     flags = [arg for arg in argv if arg not in overrides]
     words = resume.continued(flags, sweeping(overrides, known.multirun), config_name)
     args = parser.parse_args(words)
@@ -255,16 +254,14 @@ def arrange(argv: list[str], config_name: str) -> list[str]:
         refuse_hidden(args)
         recipes.refuse_local(args)
         with configs(args) as extra:  # as Hydra will compose it
-            if known.multirun and (empty := mistakes.empty(args.overrides)):
-                raise ConfigError(empty)
+            if known.multirun and (wrong := mistakes.no_sweep(args.overrides)):
+                raise ConfigError(wrong)
             if known.multirun and (
                 any(text.startswith(SWEEPS) for text in overrides) or "sweep" in recipes.chosen_by(name, extra)
             ):
                 return words  # our sweep takes out the recipe's values for each point
             if interval := next((text for text in args.overrides if "interval(" in text and known.multirun), None):
-                raise ConfigError(
-                    f"{interval}: for a search, which another sampler makes: add sweep=grid sweep.n_trials=N"
-                )
+                raise ConfigError(f"{interval}: for a search by another sampler: add sweep=grid sweep.n_trials=N")
             varied = recipes.varied(args.overrides, name, extra) if known.multirun else []
             added = recipes.taken_out(args.overrides, name, extra)
     except (HydraException, OmegaConfBaseException, YAMLError):

@@ -140,17 +140,22 @@ def single_values(overrides: list[str], loader: ConfigLoader) -> Iterator[str]:
             yield override.input_line or ""
 
 
-def empty(overrides: Sequence[str]) -> str | None:
-    """One line for the first sweep without a value, such as a glob that no option matches; None where each has some.
+def no_sweep(overrides: Sequence[str]) -> str | None:
+    """One line for the first sweep without a value, as of a glob that no option matches, or with one twice, if any.
 
-    Needs an initialized Hydra, which would run nothing for it, and not say so.
+    Needs an initialized Hydra, which would run nothing for the one, a job twice for the other, and not say so.
     """
     loader = GlobalHydra.instance().config_loader()
     for override in OverridesParser.create(config_loader=loader).parse_overrides(list(overrides)):
-        if override.is_sweep_override() and override.is_discrete_sweep() and not [*override.sweep_iterator()]:
+        if not (override.is_sweep_override() and override.is_discrete_sweep()):
+            continue
+        values = [*map(repr, override.sweep_iterator())]  # 1 is not true
+        if not values:
             options = loader.get_group_options(override.key_or_group)
             why = f"no option matches; allowed: {', '.join(options)}" if options else "no value; allowed: at least one"
             return f"{override.input_line}: {why}"
+        if twice := [value for value in values if values.count(value) > 1]:
+            return f"{override.input_line}: {twice[0].strip("'")} is there twice; allowed: each value once, for each is a run"
     return None
 
 
