@@ -254,7 +254,7 @@ def arrange(argv: list[str], config_name: str) -> list[str]:
         refuse_hidden(args)
         recipes.refuse_local(args)
         with configs(args) as extra:  # as Hydra will compose it
-            if known.multirun and (wrong := mistakes.no_sweep(args.overrides)):
+            if wrong := mistakes.unmeant(args.overrides, multirun=known.multirun):
                 raise ConfigError(wrong)
             if known.multirun and (
                 any(text.startswith(SWEEPS) for text in overrides) or "sweep" in recipes.chosen_by(name, extra)

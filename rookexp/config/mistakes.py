@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
 SAID = 200  # characters shown of an allocator's message
+MERGED = ("track", *recipes.PRESETS)  # groups of which several options make one configuration
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -38,7 +39,9 @@ def explain(error: Exception, argv: list[str], config_name: str) -> str:
             loader = GlobalHydra.instance().config_loader()
             texts = list(single_values(args.overrides, loader))
             if not args.multirun and (several := next((text for text in texts if text not in args.overrides), None)):
-                return f"{several.split('=')[0]}: several values need the flag -m; a list is written key=[a,b]"
+                key = several.partition("=")[0]
+                hint = "" if is_alone(key, loader) else "; a list is written key=[a,b]"
+                return f"{key}: several values need the flag -m{hint}"
             if said := no_such_file(args.config_name, loader):
                 return said
             for order in orders(texts, loader):
@@ -140,23 +143,35 @@ def single_values(overrides: list[str], loader: ConfigLoader) -> Iterator[str]:
             yield override.input_line or ""
 
 
-def no_sweep(overrides: Sequence[str]) -> str | None:
-    """One line for the first sweep without a value, as of a glob that no option matches, or with one twice, if any.
+def unmeant(overrides: Sequence[str], *, multirun: bool) -> str | None:
+    """One line for the first override that Hydra would take without a word, but hardly as it was meant, if any.
 
-    Needs an initialized Hydra, which would run nothing for the one, a job twice for the other, and not say so.
+    A list of options of a group, which it would lay over each other; with `multirun` a sweep without a value, as of a
+    glob that no option matches, which would run nothing, or with one twice, which would run the same job twice.
+    Needs an initialized Hydra.
     """
     loader = GlobalHydra.instance().config_loader()
     for override in OverridesParser.create(config_loader=loader).parse_overrides(list(overrides)):
-        if not (override.is_sweep_override() and override.is_discrete_sweep()):
+        line, key = override.input_line, override.key_or_group
+        if isinstance(override.value(), list) and is_alone(key, loader):
+            return f"{line}: allowed: one option; of several the last would win"
+        if not (multirun and override.is_sweep_override() and override.is_discrete_sweep()):
             continue
-        values = [*map(repr, override.sweep_iterator())]  # 1 is not true
+        values = [*override.sweep_iterator()]
         if not values:
-            options = loader.get_group_options(override.key_or_group)
+            options = loader.get_group_options(key)
             why = f"no option matches; allowed: {', '.join(options)}" if options else "no value; allowed: at least one"
-            return f"{override.input_line}: {why}"
-        if twice := [value for value in values if values.count(value) > 1]:
-            return f"{override.input_line}: {twice[0].strip("'")} is there twice; allowed: each value once, for each is a run"
+            return f"{line}: {why}"
+        shown = [*map(repr, values)]  # 1 is not true
+        if twice := [value for value, text in zip(values, shown, strict=True) if shown.count(text) > 1]:
+            return f"{line}: {twice[0]} is there twice; allowed: each value once, for each is a run"
     return None
+
+
+def is_alone(key: str, loader: ConfigLoader) -> bool:
+    """Whether a key is a group of rookexp's of which only one option can be chosen."""
+    group = key.lstrip("+").partition("@")[0]
+    return group not in MERGED and not group.startswith("hydra/") and bool(loader.get_group_options(group))
 
 
 def explain_override(text: str, config: DictConfig, loader: ConfigLoader) -> str | None:
