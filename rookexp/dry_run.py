@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -12,7 +13,7 @@ from rookexp.draw import Sampling
 from rookexp.errors import CheckupFailed, ConfigError, RookexpError
 from rookexp.models import hub, weights
 from rookexp.objectives.grpo_choices import refuse_contradictions
-from rookexp.self_check.golds import golds_of
+from rookexp.self_check.golds import SAME_REWARD, dues, golds_of, is_rewards_own
 from rookexp.tasks.mixed import Phases, notes_of, subtasks
 from rookexp.tasks.positions import position_key
 from rookexp.tokenizers import Tokenizer
@@ -139,9 +140,13 @@ def position_of(prompt: Prompt) -> str:
 
 
 def gold_rewards(table: Table, kind: str, reward: Reward, prompts: Sequence[Prompt], golds: Sequence[str]) -> None:
-    """Prints what right answers earn; fails if one earns no more than an empty answer."""
+    """Prints what right answers earn; fails if one earns no more than an empty answer, or less than it should.
+
+    It should earn its due, see `dues`, unless it is the reward's own answer: as the self-check before a training asks.
+    """
+    empties = [""] * len(golds)
     try:
-        gold, empty = (scores_of(reward, prompts, texts).rewards.tolist() for texts in (golds, [""] * len(golds)))
+        gold, again, empty = (scores_of(reward, prompts, texts).rewards.tolist() for texts in (golds, golds, empties))
     except RookexpError as error:
         table.line("gold answers", kind, str(error))
         return
@@ -150,6 +155,10 @@ def gold_rewards(table: Table, kind: str, reward: Reward, prompts: Sequence[Prom
         f"{kind}: {len(gold)} earn {min(gold):.3g} to {max(gold):.3g}, empty ones {min(empty):.3g} to {max(empty):.3g}"
     )
     wrong = f"{len(bad)} earn no more than an empty one, as to {prompts[bad[0]].text[:50]!r}" if bad else ""
+    due = dues(prompts, gold)[kind] if gold == again else -math.inf
+    less = [i for i, earned in enumerate(gold) if earned < due - SAME_REWARD and not is_rewards_own(reward, prompts[i])]
+    if less and not bad:
+        wrong = f"{len(less)} earn less than the highest, as to {prompts[less[0]].text[:50]!r}: not the reward's best"
     table.line("gold answers", said, wrong)
 
 

@@ -133,6 +133,16 @@ ON_TRAINED = f"eval.positions={{P: {ASSETS}/train.jsonl, A: {ASSETS}/transitions
         ),
         ((f"eval.positions={ASSETS}/train.jsonl",), "FAIL split .*4 of these on positions that are trained"),
         (("reward=clipped", "reward.low=-3", "reward.high=-2"), "FAIL gold answers .*no more than an empty one"),
+        (
+            (
+                "task=rookworld",
+                f"task.data={RELEASED}",
+                "task.p_share=1.0",
+                "grpo.max_new_tokens=128",
+                "task.black_best=legacy",
+            ),
+            "FAIL gold answers .*P: .* earn less than the highest, as to 'P: .*: not the reward's best",
+        ),
     ],
 )
 def test_what_does_not_fit_fails(overrides: tuple[str, ...], words: str, run: Any, capsys: Any) -> None:

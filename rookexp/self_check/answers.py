@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rookexp.self_check.golds import Answers
+from rookexp.self_check.golds import SAME_REWARD, dues, is_rewards_own
 from rookexp.self_check.reciter import Reciter
 from rookexp.self_check.rehearsal import Finding, Rehearsal, Skipped, altered
 from rookexp.types import Prompt
 
-SAME_REWARD = 1e-6  # rewards that differ by less are equal
 OTHERS = 64  # prompts that are also given another's gold answer
 GROUP = 3  # completions of a prompt, when rows are mixed up on purpose
 NOISY = "the reward gives the same text other rewards each time"
@@ -58,13 +57,8 @@ def gold_answers(case: Rehearsal) -> str | Finding | Skipped:
         return broken
     other = earned(case, [prompts[i] for i in few], theirs)
     other += [-math.inf] * (len(prompts) - len(few))
-    due = {}
-    for task in set(tasks):
-        by_text = {p.text: r for p, r in zip(prompts, gold, strict=True) if p.task == task}
-        highest, second = sorted([-math.inf, *by_text.values()])[:-3:-1]
-        due[task] = highest if highest - second <= SAME_REWARD else -math.inf
-    reward = case.own.source.reward
-    own = [isinstance(reward, Answers) and reward.gold(prompt) is not None for prompt in prompts]
+    due = dues(prompts, gold)
+    own = [is_rewards_own(case.own.source.reward, prompt) for prompt in prompts]
     lacks = [
         max(nothing + 2 * SAME_REWARD, elsewhere, -math.inf if itself else due[task]) - right
         for right, nothing, elsewhere, task, itself in zip(gold, empty, other, tasks, own, strict=True)

@@ -7,7 +7,7 @@ import copy
 import torch
 
 from rookexp.returns import TokenRewards
-from rookexp.self_check.answers import SAME_REWARD
+from rookexp.self_check.golds import SAME_REWARD
 from rookexp.self_check.rehearsal import Finding, Rehearsal, Skipped
 
 MIXED_UP = "rewards of other rows, a wrong sign, or a mean over something else than the group"
