@@ -122,6 +122,16 @@ def test_the_data_sets_own_test_files_lose_the_positions_that_are_trained(tmp_pa
         task_of(tmp_path / "train-0.txt", evaluate="*test*")
 
 
+def test_files_for_evaluation_are_not_trained_on_where_both_patterns_match_them(tmp_path: Path) -> None:
+    put(tmp_path, "txt", "train-0", TEXTS[:15])
+    put(tmp_path, "txt", "test-0", TEXTS)
+    alone, whole = (task_of(tmp_path, evaluate="*test*", files=files) for files in ("*train*", "*"))
+    assert whole.prompts() == alone.prompts()
+    assert [whole.select(step) for step in range(9)] == [alone.select(step) for step in range(9)]
+    with pytest.raises(DataError, match=r"task\.evaluate=\*-0\* matches every file that task\.files=\*train\* does"):
+        task_of(tmp_path, evaluate="*-0*")
+
+
 def test_a_gold_answer_of_another_tasks_position_begins_with_its_best_move() -> None:
     task = task_of(HERE, black_best="legacy")
     prompt = next(prompt for prompt in task.prompts() if prompt.task == "P")

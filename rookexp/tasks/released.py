@@ -30,10 +30,10 @@ class RookWorld:
     random order until there are `rows` (null: all) training and `eval_rows` evaluation prompts, `p_share` of them P.
     A position, up to its symmetries, is in one split only. Training prompts come from the training split, evaluation
     prompts from `evaluate`: validation, test, or the files that match another pattern (the data set's own test split),
-    less the positions used in training. A row that is no document, whose answer the oracle contradicts, or whose move
-    is illegal is never used; `notes` counts these and lists malformed ones. `black_best`: the best move of a gold
-    answer is the one with the highest evaluation, or, with `legacy`, the published label, for Black nearly always the
-    lowest.
+    which are not trained on, less the positions used in training. A row that is no document, whose answer the oracle
+    contradicts, or whose move is illegal is never used; `notes` counts these and lists malformed ones. `black_best`:
+    the best move of a gold answer is the one with the highest evaluation, or, with `legacy`, the published label, for
+    Black nearly always the lowest.
     """
 
     def __init__(
@@ -75,6 +75,13 @@ class RookWorld:
                 )
             remedy = f"allowed in task.evaluate: {', '.join(HASHED)}, or a pattern that files match"
             theirs, _ = shards.find(data, revision, evaluate, column, remedy)
+            kept_out = {shard.path for shard in theirs}
+            found = [shard for shard in found if shard.path not in kept_out]
+            if not found:
+                raise DataError(
+                    f"{data}: task.evaluate={evaluate} matches every file that task.files={files} does, so that none "
+                    f"is left to train on; allowed: patterns that differ, or {', '.join(HASHED)} in task.evaluate"
+                )
         self.kept: dict[str, str] = {}  # position key -> the part, train or evaluation, that it is in
         self.labels: dict[Annotation, str] = {}  # the published label of a P row
         texts = shards.shuffled(found, f"{seed}/rows")
