@@ -157,7 +157,7 @@ MISTAKES = {
     "-m kl=glob(*x)": "kl=glob(*x): no option matches; allowed: adaptive, anneal, ",
     "-m seed=range(3,3)": "seed=range(3,3): no value; allowed: at least one",
     "-m seed=0,1,0": "seed=0,1,0: 0 is there twice; allowed: each value once",
-    "-m baseline=rloo,'rloo'": "rloo is there twice; allowed: each value once",
+    "-m baseline=rloo,rloo": "baseline=rloo,rloo: rloo is there twice; allowed: each value once",
     "sampler.seed=1": "; did you mean sweep.sampler.seed?",
     "grpo.lr=1": "; did you mean optim.lr?",
     "optim.betas=(0.9,0.99)": "; a list is written optim.betas=[0.9,0.99]",
