@@ -142,6 +142,11 @@ def lines(folder: Path, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / name).read_text().splitlines()]
 
 
+def test_made_documents_that_repeat_are_asked_once_and_counted() -> None:
+    found = exam.made_documents(["one", "two", "one", "one"])
+    assert (found.usable, found.repeated) == (["one", "two"], 2)
+
+
 @pytest.mark.parametrize("style", ["bare", "padded_prefill"])
 def test_gold_answers_score_everything(tmp_path, corpus, speak, style) -> None:
     sizes = speak(lambda prompt: gold(prompt) if "d2d4" in prompt or "P: " in prompt else perfect(prompt))

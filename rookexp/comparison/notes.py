@@ -38,7 +38,10 @@ def of(points: Sequence[Point], varying: Mapping[str, tuple[Any, ...]]) -> list[
             notes.append(f"{run.folder.name} went on with {', '.join(changed)}: it stands here as if it had begun so")
     apart = {measures.asked_apart(one.asked, other.asked) for one, other in itertools.pairwise(points)}
     if {measures.OTHER_PROMPTS, measures.OTHER_ANSWERS} & apart or len({bool(point.asked) for point in points}) > 1:
-        notes.append("not all evaluations ask the same; rewards are compared only where they do")
+        notes.append(
+            "not all evaluations ask the same; rewards are compared only where they do (with task.order=epochs, "
+            "eval.positions=FILE gives all runs the same prompts)"
+        )
     if len({one.engines for point in points for one in point.asked.values()} - {()}) > 1:
         notes.append("not all runs are judged by the same engines; rewards are compared only where they are")
     scored = (key for key in varying if key.split(".")[0] == "reward" and not key.endswith(measures.UNSCORED))
